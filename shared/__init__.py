@@ -1,0 +1,1 @@
+"""What every Shoal service speaks: messages, transport, actors, configuration. Imports no service."""

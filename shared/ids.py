@@ -1,0 +1,42 @@
+"""Identifiers: what names a request, an instance, a block, a slot. Owns how new ones are made."""
+
+import secrets
+from enum import StrEnum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+"""One client request, from admission to its terminal event. Unguessable: it is also what resumes a stream."""
+
+InstanceId = NewType("InstanceId", str)
+"""One life of one service process. A process that restarts is a new instance with a new id."""
+
+BlockId = NewType("BlockId", int)
+"""One block of KV cache on one executor, `0 <= id < num_blocks`."""
+
+SlotId = NewType("SlotId", int)
+"""One seat for a running choice on one executor, `0 <= id < max_slots`."""
+
+
+class Service(StrEnum):
+    """The five kinds of process in a mesh."""
+
+    GATEWAY = "gateway"
+    TOKENIZER = "tokenizer"
+    SCHEDULER = "scheduler"
+    EXECUTOR = "executor"
+    DETOKENIZER = "detokenizer"
+
+
+def new_request_id() -> RequestId:
+    """A fresh request id with 128 bits of randomness."""
+    return RequestId(f"req-{secrets.token_hex(16)}")
+
+
+def new_instance_id(service: Service) -> InstanceId:
+    """A fresh instance id that starts with the service's name, such as `executor-1f0c9a7e`."""
+    return InstanceId(f"{service}-{secrets.token_hex(4)}")
+
+
+def new_seed() -> int:
+    """A fresh sampling seed for a request whose client gave none, `0 <= seed < 2**63`."""
+    return secrets.randbits(63)

@@ -1,0 +1,62 @@
+"""Logs: one event a line, JSON for machines and aligned text for a terminal. Never prompts or outputs.
+
+Code logs through `logging.getLogger(__name__)` with a fixed sentence and the variable parts in `extra`.
+"""
+
+import json
+import logging
+import sys
+import time
+from typing import Any, Final, TextIO
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_COLOURS: Final = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
+
+
+def configure(*, name: str, level: str, style: str, stream: TextIO = sys.stderr) -> None:
+    """Send this process's logs to `stream`. `style` is json, pretty or auto (pretty on a terminal)."""
+    pretty = style == "pretty" or (style == "auto" and stream.isatty())
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Pretty(name, coloured=stream.isatty()) if pretty else _Json(name))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+class _Json(logging.Formatter):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "instance": self._name,
+            "logger": record.name,
+            "event": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return json.dumps(event, default=str, ensure_ascii=False)
+
+
+class _Pretty(logging.Formatter):
+    def __init__(self, name: str, *, coloured: bool) -> None:
+        super().__init__()
+        self._name = name
+        self._coloured = coloured
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%H:%M:%S", time.localtime(record.created))
+        details = " ".join(f"{key}={value}" for key, value in _fields(record).items())
+        line = f"{moment} {self._name:<15} {record.getMessage()}" + (f"  {details}" if details else "")
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        colour = _COLOURS.get(record.levelname, "") if self._coloured else ""
+        return f"{colour}{line}\x1b[0m" if colour else line

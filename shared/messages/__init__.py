@@ -1,0 +1,141 @@
+"""The only types that travel between services, one module a conversation, and what each service listens to."""
+
+from shared.messages.base import Int32Array, Message, int32s
+from shared.messages.delivery import (
+    ChoiceText,
+    ChoiceTokens,
+    DecodeTokens,
+    FinishReason,
+    Outcome,
+    RequestClosed,
+    RequestOpened,
+    StopStringFound,
+    TextAlternative,
+    TextLogprobs,
+    TextProduced,
+    Timing,
+    Usage,
+)
+from shared.messages.presence import (
+    DetokenizerStatus,
+    ExecutorStatus,
+    ExecutorView,
+    GatewayStatus,
+    Presence,
+    SchedulerStatus,
+    Status,
+    TokenizerStatus,
+)
+from shared.messages.requests import (
+    CallFailed,
+    CancelRequest,
+    ChatMessage,
+    ChatPrompt,
+    DetokenizeTokens,
+    ErrorInfo,
+    Prompt,
+    PromptTokenized,
+    RequestAccepted,
+    RequestRefused,
+    SubmitRequest,
+    SubmitTokens,
+    TextOptions,
+    TextPrompt,
+    TokenizePrompt,
+    TokenPrompt,
+    TokensDetokenized,
+)
+from shared.messages.steps import (
+    AttachExecutor,
+    AttachRefused,
+    DetachExecutor,
+    ExecutorAttached,
+    ExecutorCapacity,
+    RowFailure,
+    RunStep,
+    SlotAssignment,
+    StepCompleted,
+    StepPlan,
+    StepResult,
+    StepsMissing,
+    TokenLogprobs,
+)
+
+GatewayInbound = (
+    RequestAccepted | RequestRefused | TextProduced | PromptTokenized | TokensDetokenized | CallFailed | Presence
+)
+TokenizerInbound = SubmitRequest | TokenizePrompt | DetokenizeTokens
+SchedulerInbound = (
+    SubmitTokens
+    | CancelRequest
+    | StopStringFound
+    | ExecutorAttached
+    | AttachRefused
+    | StepCompleted
+    | StepsMissing
+    | Presence
+)
+ExecutorInbound = AttachExecutor | DetachExecutor | RunStep | Presence
+DetokenizerInbound = DecodeTokens | Presence
+
+__all__ = [
+    "AttachExecutor",
+    "AttachRefused",
+    "CallFailed",
+    "CancelRequest",
+    "ChatMessage",
+    "ChatPrompt",
+    "ChoiceText",
+    "ChoiceTokens",
+    "DecodeTokens",
+    "DetachExecutor",
+    "DetokenizeTokens",
+    "DetokenizerInbound",
+    "DetokenizerStatus",
+    "ErrorInfo",
+    "ExecutorAttached",
+    "ExecutorCapacity",
+    "ExecutorInbound",
+    "ExecutorStatus",
+    "ExecutorView",
+    "FinishReason",
+    "GatewayInbound",
+    "GatewayStatus",
+    "Int32Array",
+    "Message",
+    "Outcome",
+    "Presence",
+    "Prompt",
+    "PromptTokenized",
+    "RequestAccepted",
+    "RequestClosed",
+    "RequestOpened",
+    "RequestRefused",
+    "RowFailure",
+    "RunStep",
+    "SchedulerInbound",
+    "SchedulerStatus",
+    "SlotAssignment",
+    "Status",
+    "StepCompleted",
+    "StepPlan",
+    "StepResult",
+    "StepsMissing",
+    "StopStringFound",
+    "SubmitRequest",
+    "SubmitTokens",
+    "TextAlternative",
+    "TextLogprobs",
+    "TextOptions",
+    "TextProduced",
+    "TextPrompt",
+    "Timing",
+    "TokenLogprobs",
+    "TokenPrompt",
+    "TokenizePrompt",
+    "TokenizerInbound",
+    "TokenizerStatus",
+    "TokensDetokenized",
+    "Usage",
+    "int32s",
+]

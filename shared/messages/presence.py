@@ -1,0 +1,87 @@
+"""Presence: every instance says twice a second that it lives, what it serves and how busy it is."""
+
+from shared.ids import InstanceId, Service
+from shared.messages.base import Message
+
+
+class GatewayStatus(Message, frozen=True, tag="gateway"):
+    """Counts since start, unless they are open things."""
+
+    address: str
+    num_open_requests: int = 0
+    num_connections: int = 0
+    num_requests: int = 0
+
+
+class TokenizerStatus(Message, frozen=True, tag="tokenizer"):
+    """Counts since start."""
+
+    max_model_len: int
+    num_requests: int = 0
+    num_tokens: int = 0
+
+
+class ExecutorView(Message, frozen=True):
+    """One executor as the scheduler that holds it sees it."""
+
+    executor_id: InstanceId
+    model: str
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    """Including those that hold reusable prefixes."""
+    num_cached_blocks: int
+    """Free blocks that hold reusable prefixes."""
+
+
+class SchedulerStatus(Message, frozen=True, tag="scheduler"):
+    """Queues now; counts since start."""
+
+    executors: tuple[ExecutorView, ...] = ()
+    num_waiting: int = 0
+    num_running: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class ExecutorStatus(Message, frozen=True, tag="executor"):
+    """Counts since start."""
+
+    held_by: InstanceId | None = None
+    epoch: int = 0
+    device: str = ""
+    num_steps: int = 0
+    num_tokens: int = 0
+    """Rows of the forward pass: prompt and output tokens computed."""
+    busy_s: float = 0.0
+    """Time spent inside steps."""
+
+
+class DetokenizerStatus(Message, frozen=True, tag="detokenizer"):
+    """Open choices now; counts since start."""
+
+    num_open_choices: int = 0
+    num_tokens: int = 0
+
+
+Status = GatewayStatus | TokenizerStatus | SchedulerStatus | ExecutorStatus | DetokenizerStatus
+
+
+class Presence(Message, frozen=True, tag="presence"):
+    """One beat."""
+
+    service: Service
+    instance_id: InstanceId
+    name: str
+    """For people: stays the same when the supervisor restarts the process."""
+    models: tuple[str, ...]
+    """The models this instance can serve now; empty for a gateway."""
+    status: Status
+    num_dropped_messages: int = 0
+    is_draining: bool = False
+    """Still serving what it has; give it nothing new."""
+    is_leaving: bool = False
+    """The last beat."""

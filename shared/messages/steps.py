@@ -1,0 +1,143 @@
+"""Steps: scheduler ↔ executor.
+
+A scheduler attaches to an executor and gets an epoch; every plan and result carries it, so that a scheduler that was
+replaced, or one that was frozen and thaws, is refused. Plans are numbered 1, 2, 3, … within an epoch and executed in
+that order, each once; a plan that arrives again is answered with the result it had.
+
+A plan is complete: the executor never chooses. What a slot needs for its whole stay is sent once, when a choice is
+assigned to it; afterwards only differences travel.
+"""
+
+from shared.ids import InstanceId, RequestId
+from shared.messages.base import Int32Array, Message, int32s
+from shared.sampling import SamplingParams
+
+
+class ExecutorCapacity(Message, frozen=True):
+    """What one executor offers, fixed for its life."""
+
+    model: str
+    num_blocks: int
+    block_size: int
+    """Tokens of KV cache in a block."""
+    max_slots: int
+    """Choices that can run at once."""
+    max_model_len: int
+    """Tokens of prompt and output that one choice can have."""
+    max_step_tokens: int
+    """Tokens that one step can compute."""
+
+
+class AttachExecutor(Message, frozen=True, tag="attach_executor"):
+    """Scheduler → executor: I would plan your steps from now on."""
+
+    scheduler_id: InstanceId
+
+
+class ExecutorAttached(Message, frozen=True, tag="executor_attached"):
+    """Executor → scheduler: you hold me; all slots and blocks are empty. Repeated for a scheduler that asks again."""
+
+    executor_id: InstanceId
+    epoch: int
+    capacity: ExecutorCapacity
+
+
+class AttachRefused(Message, frozen=True, tag="attach_refused"):
+    """Executor → scheduler: `held_by` holds me and is alive, or I drain and `held_by` is None."""
+
+    executor_id: InstanceId
+    held_by: InstanceId | None
+
+
+class DetachExecutor(Message, frozen=True, tag="detach_executor"):
+    """Scheduler → executor: I plan no more steps in this epoch; another may attach at once."""
+
+    scheduler_id: InstanceId
+    epoch: int
+
+
+class SlotAssignment(Message, frozen=True):
+    """A choice takes a slot. `token_ids` are all its tokens so far, prompt first."""
+
+    slot: int
+    request_id: RequestId
+    choice_index: int
+    token_ids: Int32Array
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    block_ids: Int32Array
+    """Its block table so far; blocks for this step's tokens come on top with the row."""
+
+
+class StepPlan(Message, frozen=True):
+    """One forward pass. In order: release slots, assign slots, copy blocks, append blocks, compute rows, sample.
+
+    Row `i` computes tokens `starts[i] … starts[i] + counts[i] - 1` of slot `slots[i]` and first appends
+    `num_new_blocks[i]` ids, taken in turn from `new_block_ids`, to that slot's block table.
+    """
+
+    step_id: int
+    released: Int32Array = int32s()
+    assigned: tuple[SlotAssignment, ...] = ()
+    copies: Int32Array = int32s()
+    """Whole blocks to copy, as pairs: source, destination, source, destination, …"""
+    slots: Int32Array = int32s()
+    starts: Int32Array = int32s()
+    counts: Int32Array = int32s()
+    num_new_blocks: Int32Array = int32s()
+    new_block_ids: Int32Array = int32s()
+    sampled_rows: Int32Array = int32s()
+    """The rows whose last token is the last known one of their slot: they sample the next."""
+
+
+class RunStep(Message, frozen=True, tag="run_step"):
+    """Scheduler → executor: run this plan."""
+
+    epoch: int
+    plan: StepPlan
+
+
+class TokenLogprobs(Message, frozen=True):
+    """Log-probabilities at one output position, from the model's own distribution."""
+
+    logprob: float
+    """Of the sampled token."""
+    top_token_ids: Int32Array = int32s()
+    """The likeliest tokens, likeliest first."""
+    top_logprobs: tuple[float, ...] = ()
+
+
+class RowFailure(Message, frozen=True):
+    """A sampled row that has no token, because its logits were not numbers."""
+
+    row: int
+    """Position in `sampled_rows`; its token id in the result means nothing."""
+    reason: str
+
+
+class StepResult(Message, frozen=True):
+    """What one step sampled."""
+
+    step_id: int
+    token_ids: Int32Array
+    """One for each of the plan's `sampled_rows`, in that order."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Empty if no row asked for any, else one for each of `sampled_rows`."""
+    failures: tuple[RowFailure, ...] = ()
+    duration_s: float = 0.0
+
+
+class StepCompleted(Message, frozen=True, tag="step_completed"):
+    """Executor → scheduler: the result of one step."""
+
+    executor_id: InstanceId
+    epoch: int
+    result: StepResult
+
+
+class StepsMissing(Message, frozen=True, tag="steps_missing"):
+    """Executor → scheduler: a later plan arrived, but `next_step_id` did not; send again from there."""
+
+    executor_id: InstanceId
+    epoch: int
+    next_step_id: int

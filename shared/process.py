@@ -1,0 +1,117 @@
+"""From a service's `__main__` to a running actor: configuration, logs, transport, signals, exit status.
+
+Exit status 0 after a drain; 2 for something that the operator must mend (restarting does not help); 1 for a bug.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar
+
+from shared import config as settings
+from shared import log as logs
+from shared.actor import Actor, Identity
+from shared.clock import Clock, SystemClock
+from shared.config import Config, MeshConfig
+from shared.errors import OperatorError
+from shared.ids import Service, new_instance_id
+from shared.transport import Transport
+from shared.transport.nats import NatsTransport
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Config)
+
+EXIT_BUG = 1
+EXIT_OPERATOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(Generic[C]):
+    """What a service is built from."""
+
+    identity: Identity
+    transport: Transport
+    clock: Clock
+    mesh: MeshConfig
+    config: C
+
+
+def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> NoReturn:
+    """Run one instance until it is told to stop, then exit the process.
+
+    `build` makes the actor; it may load what the service needs and raise OperatorError if that is not there.
+    With `--settings` as the only argument, prints the variables that the service reads and exits.
+    """
+    if sys.argv[1:] == ["--settings"]:
+        for name, default, help_text in settings.explain(MeshConfig) + settings.explain(kind):
+            print(f"{name:<40} {help_text} [{default}]")
+        sys.exit(0)
+    try:
+        mesh, config = settings.load(MeshConfig, os.environ), settings.load(kind, os.environ)
+    except OperatorError as error:
+        sys.exit(_complain(service, error))
+    instance_id = new_instance_id(service)
+    identity = Identity(service, instance_id, mesh.instance_name or instance_id)
+    logs.configure(name=identity.name, level=mesh.log_level, style=mesh.log_format)
+    log.info("configured", extra=settings.describe(mesh) | settings.describe(config))
+    sys.setswitchinterval(mesh.switch_interval_ms / 1000)
+    transport = NatsTransport(mesh.nats_url, name=identity.name)
+    parts = Parts(identity, transport, SystemClock(), mesh, config)
+    try:
+        asyncio.run(_serve(parts, build))
+    except OperatorError as error:
+        sys.exit(_complain(service, error))
+    except Exception:
+        log.critical("a bug ends this process", exc_info=True)
+        sys.exit(EXIT_BUG)
+    sys.exit(0)
+
+
+async def _serve(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    starting, stopping = asyncio.create_task(_start(parts, build)), asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()  # what is still starting has nothing to drain
+        await asyncio.gather(starting, return_exceptions=True)
+        return
+    stopping.cancel()
+    actor = await starting
+    try:
+        async with actor:
+            log.info("started")
+            draining = asyncio.create_task(_drain_on(stop, actor, parts.mesh.drain_deadline_s))
+            try:
+                await actor.run()
+            finally:
+                draining.cancel()
+    finally:
+        await parts.transport.close()
+    log.info("stopped")
+
+
+async def _start(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> Actor[Any]:
+    connecting = asyncio.create_task(parts.transport.connect())
+    try:
+        actor = await build(parts)
+        await connecting
+    finally:
+        connecting.cancel()
+    return actor
+
+
+async def _drain_on(stop: asyncio.Event, actor: Actor[Any], deadline_s: float) -> None:
+    await stop.wait()
+    actor.drain(deadline_s)
+
+
+def _complain(service: Service, error: OperatorError) -> int:
+    print(f"{service}: {error}", file=sys.stderr)
+    return EXIT_OPERATOR

@@ -1,0 +1,5 @@
+"""Getting messages from one process to another: a protocol, over NATS and in memory."""
+
+from shared.transport.protocol import Handler, Subscription, Transport
+
+__all__ = ["Handler", "Subscription", "Transport"]

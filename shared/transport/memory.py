@@ -1,0 +1,153 @@
+"""The transport inside one process: a broker as an object. For tests, and for a mesh in a single process.
+
+Behaves as core NATS does: at most once, in order, queue groups, a largest payload, nothing for absent subscribers.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Mapping
+
+from shared.errors import Disconnected, PayloadTooLarge
+from shared.transport.protocol import Handler, Listener
+
+_MAX_UNHANDLED_MESSAGES = 65_536
+
+
+class MemoryBroker:
+    """What the transports of one mesh share."""
+
+    def __init__(self, *, max_payload: int = 1 << 20) -> None:
+        self.max_payload = max_payload
+        self._subscriptions: list[_Subscription] = []
+        self._turn = itertools.count()
+
+    def add(self, subscription: "_Subscription") -> None:
+        """Start delivering to it."""
+        self._subscriptions.append(subscription)
+
+    def remove(self, subscription: "_Subscription") -> None:
+        """Stop delivering to it."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def deliver(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Hand one message to every plain subscriber and to one of each queue group."""
+        groups: dict[str, list[_Subscription]] = {}
+        for subscription in self._subscriptions:
+            if matches(subscription.subject, subject):
+                if subscription.queue:
+                    groups.setdefault(subscription.queue, []).append(subscription)
+                else:
+                    subscription.put(payload, headers)
+        for members in groups.values():
+            members[next(self._turn) % len(members)].put(payload, headers)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject matches a pattern in which `*` is one token and a final `>` is one or more."""
+    wanted, given = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        given, rest = given[: len(wanted)], given[len(wanted) :]
+        if not rest:
+            return False
+    return len(wanted) == len(given) and all(w in ("*", g) for w, g in zip(wanted, given, strict=True))
+
+
+class _Subscription:
+    """One subscriber's queue, and the task that empties it one message at a time."""
+
+    def __init__(self, transport: "MemoryTransport", subject: str, queue: str, handler: Handler) -> None:
+        self.subject = subject
+        self.queue = queue
+        self._transport = transport
+        self._handler = handler
+        self._messages: deque[tuple[bytes, Mapping[str, str]]] = deque()
+        self._wake = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def put(self, payload: bytes, headers: Mapping[str, str]) -> None:
+        if len(self._messages) >= _MAX_UNHANDLED_MESSAGES:
+            self._transport.count_dropped()
+            return
+        self._messages.append((payload, headers))
+        self._wake.set()
+
+    async def unsubscribe(self) -> None:
+        self._transport.broker.remove(self)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._messages:
+                payload, headers = self._messages.popleft()
+                await self._handler(payload, headers)
+
+
+class MemoryTransport:
+    """One participant's connection to a `MemoryBroker`."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+        self._subscriptions: list[_Subscription] = []
+        self._listeners: list[Listener] = []
+        self._is_connected = False
+        self._num_dropped = 0
+
+    @property
+    def max_payload(self) -> int:
+        """The broker's limit in bytes."""
+        return self.broker.max_payload
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `connect` was called and `close` was not."""
+        return self._is_connected
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages dropped because a handler was too slow."""
+        return self._num_dropped
+
+    def count_dropped(self) -> None:
+        """One more message was dropped."""
+        self._num_dropped += 1
+
+    async def connect(self) -> None:
+        """Connect at once."""
+        self._is_connected = True
+
+    async def close(self) -> None:
+        """End every subscription."""
+        self._is_connected = False
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions.clear()
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Send `payload` to whoever is subscribed."""
+        if not self._is_connected:
+            raise Disconnected(f"cannot send to {subject}: not connected")
+        if len(payload) > self.max_payload:
+            raise PayloadTooLarge(subject, len(payload), self.max_payload)
+        self.broker.deliver(subject, payload, headers or {})
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> _Subscription:
+        """Have `handler` called for each message on `subject`."""
+        subscription = _Subscription(self, subject, queue, handler)
+        self._subscriptions.append(subscription)
+        self.broker.add(subscription)
+        return subscription
+
+    def on_reconnect(self, listener: Listener) -> None:
+        """Have `listener` called by `reconnect`."""
+        self._listeners.append(listener)
+
+    def reconnect(self) -> None:
+        """Pretend that the connection was lost and found again."""
+        for listener in self._listeners:
+            listener()

@@ -1,0 +1,67 @@
+"""What Shoal asks of a broker: fire-and-forget messages on subjects, with queue groups. At most once, in order.
+
+Two implementations, `NatsTransport` and `MemoryTransport`, pass the same contract tests. Loss is allowed here and
+repaired above: receivers notice gaps by sequence and ask again.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+Handler = Callable[[bytes, Mapping[str, str]], Awaitable[None]]
+"""Called with the payload and headers of one message; messages of one subscription come one after the other."""
+
+Listener = Callable[[], None]
+
+
+class Subscription(Protocol):
+    """Interest in a subject."""
+
+    async def unsubscribe(self) -> None:
+        """End it; what already arrived may still be handled."""
+        ...
+
+
+class Transport(Protocol):
+    """A connection to the broker."""
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message in bytes that the broker carries."""
+        ...
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages get through at this moment."""
+        ...
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that arrived here and were dropped because a handler was too slow."""
+        ...
+
+    async def connect(self) -> None:
+        """Connect, trying again until it succeeds."""
+        ...
+
+    async def close(self) -> None:
+        """Send what was published, then disconnect."""
+        ...
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Send `payload` to whoever is subscribed.
+
+        Raises PayloadTooLarge if the broker would refuse it, and Disconnected if the broker is away and the buffer
+        for unsent messages is full.
+        """
+        ...
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """Have `handler` called for each message on `subject` (`*` one token, `>` the rest).
+
+        Of all subscribers that share a `queue` name, one gets each message.
+        """
+        ...
+
+    def on_reconnect(self, listener: Listener) -> None:
+        """Have `listener` called after each reconnection: messages may have been lost."""
+        ...
