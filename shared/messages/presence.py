@@ -30,9 +30,9 @@ class ExecutorView(Message, frozen=True):
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
-    """Including those that hold reusable prefixes."""
+    """Held by no choice; many of them keep reusable prefixes."""
     num_cached_blocks: int
-    """Free blocks that hold reusable prefixes."""
+    """Held or free, they can be found by their content."""
 
 
 class SchedulerStatus(Message, frozen=True, tag="scheduler"):

@@ -101,7 +101,8 @@ class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
     sampling: SamplingParams
     text: TextOptions
     num_choices: int
-    max_tokens: int
+    max_tokens: int | None
+    """None: as many as fit the model's context and the executor's cache."""
 
 
 class RequestAccepted(Message, frozen=True, tag="request_accepted"):

@@ -1,0 +1,157 @@
+"""The block table of each running choice: which blocks it holds, which of them it shares, when it gets more.
+
+    prompt of a new choice    [ found in the cache | new ............... ]
+    its blocks                [ shared, read only  | its own, written    ]
+    further choices           [ the first one's full blocks | copy of its last ]
+
+A block that a choice writes is held by that choice alone; whoever starts inside a shared block gets a copy of it.
+Answers None where blocks are short; whom to preempt is not decided here.
+"""
+
+from dataclasses import dataclass
+
+from services.scheduler.core.block_pool import BlockPool
+from services.scheduler.core.prefix_cache import ROOT, PrefixCache
+from services.scheduler.core.request import Choice, Request
+from shared.ids import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a choice got when it was admitted; its block table and computed tokens are set."""
+
+    copied: tuple[BlockId, BlockId] | None
+    """The shared block to copy and its new copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a choice can start: the blocks it would share and how many tokens they spare it."""
+
+    shared: list[BlockId]
+    to_copy: BlockId | None
+    num_computed_tokens: int
+    is_cached: bool
+    """Whether the prefix cache knows the shared blocks."""
+
+
+class BlockManager:
+    """The blocks of one executor."""
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache, block_size: int) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.block_size = block_size
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no choice holds, including those that keep reusable prefixes."""
+        return self.pool.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks, held or free, that can be found by their content."""
+        return len(self.cache)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of a request's prompt that are in the cache now."""
+        matched = self.cache.match(request.prompt_chain(self.block_size).keys)
+        return min(len(matched) * self.block_size, len(request.prompt) - 1)
+
+    def admit(self, choice: Choice, *, fork_of: Choice | None, headroom: int) -> Admission | None:
+        """Give a choice the blocks for all its known tokens; None, and no change, if they are not there.
+
+        `fork_of` is a running choice of the same request that has the prompt in its blocks, to share them. Afterwards
+        at least `headroom` blocks are free, for those that run already.
+        """
+        choice.key_chain = choice.request.prompt_chain(self.block_size).fork()
+        choice.key_chain.extend(choice.known_tokens())
+        start = self._find_start(choice, fork_of)
+        kept = start.shared if start.to_copy is None else [*start.shared, start.to_copy]
+        num_new = -(-choice.num_known_tokens // self.block_size) - len(start.shared)
+        num_revived = sum(self.pool.num_holders(block) == 0 for block in kept)
+        if self.pool.num_free - num_revived - num_new < headroom:
+            choice.key_chain = None
+            return None
+        for block in kept:
+            self.pool.hold(block)
+        choice.block_table = start.shared + [self._take() for _ in range(num_new)]
+        choice.num_computed_tokens = start.num_computed_tokens
+        choice.num_committed_blocks = len(start.shared) if start.is_cached else 0
+        choice.cache_entry = self.cache.entry_of(start.shared[-1]) if start.is_cached and start.shared else ROOT
+        if start.to_copy is None:
+            return Admission(copied=None)
+        # Copies run before anything is written in a step, so the source need not be held any longer.
+        self.pool.release(start.to_copy, is_worth_keeping=start.to_copy in self.cache)
+        return Admission(copied=(start.to_copy, choice.block_table[len(start.shared)]))
+
+    def grow(self, choice: Choice, num_tokens: int) -> list[BlockId] | None:
+        """Blocks, already appended to its table, for a choice's next `num_tokens`; None, and no change, if short."""
+        num_needed = -(-(choice.num_computed_tokens + num_tokens) // self.block_size) - len(choice.block_table)
+        if num_needed <= 0:
+            return []
+        if num_needed > self.pool.num_free:
+            return None
+        blocks = [self._take() for _ in range(num_needed)]
+        choice.block_table += blocks
+        return blocks
+
+    def commit(self, choice: Choice) -> None:
+        """Let others find the choice's full blocks whose tokens are known and planned."""
+        assert choice.key_chain is not None, "only an admitted choice has blocks to commit"
+        num_full = min(choice.num_computed_tokens, choice.num_known_tokens) // self.block_size
+        if num_full <= choice.num_committed_blocks:
+            return
+        if num_full > len(choice.key_chain.keys):
+            choice.key_chain.extend(choice.known_tokens())
+        for index in range(choice.num_committed_blocks, num_full):
+            key, block = choice.key_chain.keys[index], choice.block_table[index]
+            choice.cache_entry = self.cache.insert(key, block, choice.cache_entry)
+        choice.num_committed_blocks = num_full
+
+    def release(self, choice: Choice) -> None:
+        """Take all blocks of a choice. Later blocks are freed first, so that they are evicted before their prefix."""
+        for block in reversed(choice.block_table):
+            self.pool.release(block, is_worth_keeping=block in self.cache)
+        choice.block_table = []
+        choice.num_computed_tokens = choice.num_committed_blocks = 0
+        choice.cache_entry = ROOT
+        choice.key_chain = None
+
+    def spoil(self, choice: Choice) -> None:
+        """Have nobody find the choice's blocks again: what is in them cannot be trusted."""
+        for block in choice.block_table:
+            self.cache.forget(block)
+
+    def check_invariants(self, running: list[Choice]) -> None:
+        """Raise AssertionError unless the pool's counts are exactly the tables of `running`, and writes are private."""
+        self.pool.check_invariants()
+        holders = [0] * self.pool.num_blocks
+        for choice in running:
+            for block in choice.block_table:
+                holders[block] += 1
+        counted = [self.pool.num_holders(BlockId(block)) for block in range(self.pool.num_blocks)]
+        assert holders == counted, "reference counts differ from the block tables"
+        for choice in running:
+            written = choice.block_table[choice.num_computed_tokens // self.block_size :]
+            assert all(holders[block] == 1 and block not in self.cache for block in written), (
+                "a written block is shared"
+            )
+
+    def _find_start(self, choice: Choice, fork_of: Choice | None) -> _Start:
+        """The longest beginning that is there already. At least one token is left to compute: sampling needs logits."""
+        assert choice.key_chain is not None
+        if fork_of is not None:
+            blocks, num_there = fork_of.block_table, len(choice.request.prompt)
+        else:
+            blocks = self.cache.match(choice.key_chain.keys)
+            num_there = len(blocks) * self.block_size
+        num_computed = min(num_there, choice.num_known_tokens - 1)
+        num_shared, num_inside = divmod(num_computed, self.block_size)
+        return _Start(blocks[:num_shared], blocks[num_shared] if num_inside else None, num_computed, fork_of is None)
+
+    def _take(self) -> BlockId:
+        block = self.pool.take()
+        assert block is not None, "taken more blocks than were counted as free"
+        self.cache.forget(block)
+        return block

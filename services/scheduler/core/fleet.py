@@ -1,0 +1,177 @@
+"""Several executors under one scheduler: which executor gets a request, and what happens when one is lost.
+
+A request whose model no executor serves waits in the lobby.
+"""
+
+from collections.abc import Callable, Mapping
+
+from services.scheduler.core.events import Event, RequestEnded
+from services.scheduler.core.request import Request
+from services.scheduler.core.scheduler import Scheduler
+from shared.ids import InstanceId, RequestId
+from shared.messages import ExecutorCapacity, Outcome, StepPlan, StepResult
+
+MAX_LOSSES = 3
+"""A request that has seen so many executors die may be what kills them, and fails."""
+
+SchedulerFactory = Callable[[ExecutorCapacity], Scheduler]
+
+_NOTHING = ExecutorCapacity(model="", num_blocks=1, block_size=1, max_slots=0, max_model_len=0, max_step_tokens=1)
+
+
+class NeverFits(Exception):
+    """A request that no executor of its model could ever hold."""
+
+    def __init__(self, num_tokens: int, max_tokens: int) -> None:
+        super().__init__(f"{num_tokens} tokens of prompt and output cannot fit; at most {max_tokens} can")
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+
+
+class Fleet:
+    """All executors that one scheduler holds, and all requests on them."""
+
+    def __init__(self, make_scheduler: SchedulerFactory) -> None:
+        self._make_scheduler = make_scheduler
+        self._schedulers: dict[InstanceId, Scheduler] = {}
+        self._lobby = make_scheduler(_NOTHING)
+        """Where requests wait while no executor serves their model: a scheduler without slots."""
+        self._requests: dict[RequestId, Request] = {}
+        self._homes: dict[RequestId, Scheduler] = {}
+
+    # Executors come and go.
+
+    def add_executor(self, executor_id: InstanceId, capacity: ExecutorCapacity) -> list[Event]:
+        """Use one more executor, and give it the requests in the lobby that it can serve."""
+        if executor_id in self._schedulers:
+            raise ValueError(f"{executor_id} is in the fleet already")
+        self._schedulers[executor_id] = self._make_scheduler(capacity)
+        return self._move_from(self._lobby)
+
+    def remove_executor(self, executor_id: InstanceId) -> list[Event]:
+        """An executor is lost: its requests go on elsewhere, but for those that have lost too many."""
+        scheduler = self._schedulers.pop(executor_id, None)
+        if scheduler is None:
+            return []
+        for request in self._requests_of(scheduler):
+            request.num_losses += 1
+        return self._move_from(scheduler)
+
+    @property
+    def schedulers(self) -> Mapping[InstanceId, Scheduler]:
+        """The scheduler of each executor; to look at, not to change."""
+        return self._schedulers
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that some executor serves."""
+        return tuple(sorted({scheduler.capacity.model for scheduler in self._schedulers.values()}))
+
+    # Requests come and go.
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that wait, with or without an executor."""
+        return len(self._lobby.waiting) + sum(len(scheduler.waiting) for scheduler in self._schedulers.values())
+
+    def get(self, request_id: RequestId) -> Request | None:
+        """A request that has not ended."""
+        return self._requests.get(request_id)
+
+    def max_total_tokens(self, model: str) -> int | None:
+        """The most tokens of prompt and output that a choice can have; None if no executor serves the model."""
+        capacities = [scheduler.capacity for scheduler in self._serving(model)]
+        return max((min(c.max_model_len, c.num_blocks * c.block_size) for c in capacities), default=None)
+
+    def add(self, request: Request) -> None:
+        """Queue a request where it is best off. Raises NeverFits if no executor could ever hold it."""
+        if request.request_id in self._requests:
+            raise ValueError(f"{request.request_id} is in the fleet already")
+        self._check_fits(request)
+        self._requests[request.request_id] = request
+        self._place(request)
+
+    def cancel(self, request_id: RequestId) -> list[Event]:
+        """End a request; nothing if it is not there (any more)."""
+        request = self._requests.get(request_id)
+        return [] if request is None else self._end(request, Outcome.CANCELLED)
+
+    def stop(self, request_id: RequestId, index: int, num_tokens: int) -> list[Event]:
+        """End a choice whose text reached a stop string; nothing if it ended before."""
+        request = self._requests.get(request_id)
+        if request is None or index >= len(request.choices):
+            return []
+        return self._forget_ended(self._homes[request_id].stop(request.choices[index], num_tokens))
+
+    # Steps.
+
+    def schedule(self, executor_id: InstanceId) -> StepPlan | None:
+        """The next step of one executor, or None if it has nothing to compute."""
+        return self._schedulers[executor_id].schedule()
+
+    def apply(self, executor_id: InstanceId, result: StepResult) -> list[Event]:
+        """Take in what a step of one executor sampled."""
+        return self._forget_ended(self._schedulers[executor_id].apply(result))
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless every request is in exactly one place."""
+        for scheduler in (self._lobby, *self._schedulers.values()):
+            scheduler.check_invariants()
+            for choice in scheduler.running + scheduler.waiting:
+                request = choice.request
+                assert self._homes[request.request_id] is scheduler, f"{request.request_id} is away from home"
+                assert self._requests[request.request_id] is request, f"{request.request_id} is unknown"
+        assert self._homes.keys() == self._requests.keys(), "requests without a home, or homes without a request"
+        assert not any(request.is_finished for request in self._requests.values()), "an ended request is kept"
+
+    def _serving(self, model: str) -> list[Scheduler]:
+        return [scheduler for scheduler in self._schedulers.values() if scheduler.capacity.model == model]
+
+    def _requests_of(self, home: Scheduler) -> list[Request]:
+        return [self._requests[request_id] for request_id, where in self._homes.items() if where is home]
+
+    def _check_fits(self, request: Request) -> None:
+        limit = self.max_total_tokens(request.model)
+        if limit is not None and request.max_total_tokens > limit:
+            raise NeverFits(request.max_total_tokens, limit)
+
+    def _place(self, request: Request) -> None:
+        """Put a request on the executor that would reach it first: least work left, the prompt's own included."""
+        able = [s for s in self._serving(request.model) if s.can_hold(request)]
+        home = min(
+            able, key=lambda s: s.num_outstanding_tokens - s.blocks.num_cached_tokens(request), default=self._lobby
+        )
+        self._homes[request.request_id] = home
+        home.add(request)
+
+    def _move_from(self, old: Scheduler) -> list[Event]:
+        """Find a new home for all requests of one that has no use for them."""
+        requests = sorted(self._requests_of(old), key=lambda request: request.arrival)
+        old.evacuate()
+        events: list[Event] = []
+        for request in requests:
+            self._place(request)
+            try:
+                self._check_fits(request)
+            except NeverFits as error:
+                events += self._end(request, Outcome.FAILED, str(error))
+                continue
+            if request.num_losses >= MAX_LOSSES:
+                reason = f"{request.num_losses} executors in a row were lost while they had this request"
+                events += self._end(request, Outcome.FAILED, reason)
+        return events
+
+    def _end(self, request: Request, outcome: Outcome, reason: str | None = None) -> list[Event]:
+        return self._forget_ended(self._homes[request.request_id].end(request, outcome, reason))
+
+    def _forget_ended(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            if isinstance(event, RequestEnded):
+                del self._requests[event.request.request_id]
+                del self._homes[event.request.request_id]
+        return events

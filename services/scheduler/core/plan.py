@@ -1,0 +1,88 @@
+"""Collecting a step's orders into the message that the executor gets."""
+
+from array import array
+
+from services.scheduler.core.request import Choice
+from shared.ids import BlockId
+from shared.messages import Int32Array, SlotAssignment, StepPlan
+
+
+class PlanBuilder:
+    """One step in the making: rows, assignments and copies, and the tokens that are still free in it."""
+
+    def __init__(self, step_id: int, max_tokens: int, released: Int32Array) -> None:
+        """`released` are the slots that lost their choice since the last step."""
+        self.step_id = step_id
+        self.num_tokens_left = max_tokens
+        self.sampled: list[Choice] = []
+        """Those that sample in this step, in the order of the result's tokens."""
+        self._released = released
+        self._assigned: list[SlotAssignment] = []
+        self._copies: Int32Array = array("i")
+        self._slots: Int32Array = array("i")
+        self._starts: Int32Array = array("i")
+        self._counts: Int32Array = array("i")
+        self._num_new_blocks: Int32Array = array("i")
+        self._new_block_ids: Int32Array = array("i")
+        self._sampled_rows: Int32Array = array("i")
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the step computes anything."""
+        return bool(self._slots)
+
+    def assign(self, choice: Choice, copied: tuple[BlockId, BlockId] | None) -> None:
+        """Have the executor take in a choice, with its tokens and block table as they are now."""
+        request = choice.request
+        assert choice.slot is not None
+        self._assigned.append(
+            SlotAssignment(
+                slot=choice.slot,
+                request_id=request.request_id,
+                choice_index=choice.index,
+                token_ids=choice.known_tokens(),
+                num_prompt_tokens=len(request.prompt),
+                sampling=request.sampling,
+                block_ids=array("i", choice.block_table),
+            )
+        )
+        if copied is not None:
+            self._copies.extend(copied)
+
+    def compute(self, choice: Choice, num_tokens: int, new_blocks: list[BlockId], *, samples: bool) -> None:
+        """Have the next `num_tokens` of a choice computed, and the token after them sampled if they are the last."""
+        assert choice.slot is not None
+        if samples:
+            self._sampled_rows.append(len(self._slots))
+            self.sampled.append(choice)
+            choice.num_in_flight += 1
+        self._slots.append(choice.slot)
+        self._starts.append(choice.num_computed_tokens)
+        self._counts.append(num_tokens)
+        self._num_new_blocks.append(len(new_blocks))
+        self._new_block_ids.extend(new_blocks)
+        self.num_tokens_left -= num_tokens
+        choice.num_computed_tokens += num_tokens
+
+    def was_computed_before(self, choice: Choice, num_tokens: int) -> bool:
+        """Whether a running choice's first tokens were in its blocks before this step."""
+        assert choice.slot is not None
+        if choice.slot not in self._slots:
+            return choice.num_computed_tokens >= num_tokens
+        is_new = any(assignment.slot == choice.slot for assignment in self._assigned)
+        return not is_new and self._starts[self._slots.index(choice.slot)] >= num_tokens
+
+    def build(self) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(
+            step_id=self.step_id,
+            released=self._released,
+            assigned=tuple(self._assigned),
+            copies=self._copies,
+            slots=self._slots,
+            starts=self._starts,
+            counts=self._counts,
+            num_new_blocks=self._num_new_blocks,
+            new_block_ids=self._new_block_ids,
+            sampled_rows=self._sampled_rows,
+        )

@@ -1,0 +1,184 @@
+"""A request and its choices: what is known, what is computed, and which moves between states are legal.
+
+A choice is what runs: one continuation of the prompt, with its own tokens, blocks and slot. Decides nothing.
+"""
+
+from array import array
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Final
+
+from services.scheduler.core.prefix_cache import ROOT, KeyChain
+from shared.ids import BlockId, RequestId, SlotId
+from shared.messages import FinishReason, Int32Array, TokenLogprobs
+from shared.sampling import SamplingParams
+
+
+class ChoiceState(Enum):
+    """Where a choice is in its life."""
+
+    HELD = auto()
+    """A further choice of a request whose first has not computed the prompt yet."""
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    """Waiting again, at its old place, after its blocks were taken."""
+    FINISHED = auto()
+
+
+_LEGAL: Final = {
+    ChoiceState.HELD: {ChoiceState.WAITING, ChoiceState.FINISHED},
+    ChoiceState.WAITING: {ChoiceState.RUNNING, ChoiceState.FINISHED},
+    ChoiceState.RUNNING: {ChoiceState.PREEMPTED, ChoiceState.FINISHED},
+    ChoiceState.PREEMPTED: {ChoiceState.RUNNING, ChoiceState.FINISHED},
+    ChoiceState.FINISHED: set[ChoiceState](),
+}
+
+
+class IllegalTransition(Exception):
+    """A move that no choice may make: a bug in the scheduler."""
+
+
+class Choice:
+    """One continuation of a request's prompt."""
+
+    __slots__ = (
+        "block_table",
+        "cache_entry",
+        "finish_reason",
+        "index",
+        "key_chain",
+        "logprobs",
+        "num_committed_blocks",
+        "num_computed_tokens",
+        "num_in_flight",
+        "output",
+        "place",
+        "request",
+        "slot",
+        "state",
+    )
+
+    def __init__(self, request: "Request", index: int) -> None:
+        self.request = request
+        self.index = index
+        self.place = (request.priority, request.arrival, index)
+        """Its place in every order, smallest first. Kept for life."""
+        self.state = ChoiceState.WAITING if index == 0 else ChoiceState.HELD
+        self.finish_reason: FinishReason | None = None
+        self.output: Int32Array = array("i")
+        self.logprobs: list[TokenLogprobs | None] = []
+        self.num_in_flight = 0
+        """Tokens that planned steps will sample and whose results have not come yet."""
+        self.slot: SlotId | None = None
+        self.block_table: list[BlockId] = []
+        self.num_computed_tokens = 0
+        """Tokens whose keys and values are in blocks once all planned steps have run."""
+        self.key_chain: KeyChain | None = None
+        """The keys of its full blocks, while an executor has it."""
+        self.num_committed_blocks = 0
+        """Leading blocks of the table that the prefix cache was told of."""
+        self.cache_entry = ROOT
+        """The prefix cache's entry for the last of them."""
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output so far, without what is in flight."""
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Tokens that the next steps have to compute, counting those in flight; 0 if it only waits for results."""
+        request = self.request
+        num_output = len(self.output) + self.num_in_flight
+        if num_output >= request.max_tokens:
+            return 0
+        return len(request.prompt) + num_output - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.state is ChoiceState.FINISHED
+
+    def known_tokens(self) -> Int32Array:
+        """Prompt and output so far."""
+        return self.request.prompt + self.output
+
+    def move_to(self, state: ChoiceState) -> None:
+        """Change the state. Raises IllegalTransition and changes nothing if that move is not in the table."""
+        if state not in _LEGAL[self.state]:
+            raise IllegalTransition(
+                f"choice {self.index} of {self.request.request_id} cannot go from {self.state.name} to {state.name}"
+            )
+        self.state = state
+
+
+class Request:
+    """What a client asked for, and its choices."""
+
+    __slots__ = (
+        "_prompt_chain",
+        "arrival",
+        "choices",
+        "end_token_ids",
+        "max_tokens",
+        "model",
+        "num_cached_tokens",
+        "num_losses",
+        "priority",
+        "prompt",
+        "request_id",
+        "salts",
+        "sampling",
+    )
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        prompt: Int32Array,
+        sampling: SamplingParams,
+        *,
+        arrival: int,
+        max_tokens: int,
+        num_choices: int = 1,
+        priority: int = 0,
+        model: str = "",
+        salts: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """`arrival` is its number in the order of arrival, `priority` is better the smaller it is, `salts` keep its
+        blocks from requests with others. Raises ValueError if there is nothing to compute."""
+        if not prompt or max_tokens < 1 or num_choices < 1:
+            raise ValueError("a request needs a prompt, at least one token to generate and at least one choice")
+        self.request_id = request_id
+        self.prompt = prompt
+        self.sampling = sampling
+        self.end_token_ids = frozenset(sampling.end_token_ids)
+        self.arrival = arrival
+        self.max_tokens = max_tokens
+        self.priority = priority
+        self.model = model
+        self.salts = tuple(salts)
+        self.num_cached_tokens = 0
+        """Tokens of the prompt found in the prefix cache when it first ran."""
+        self.num_losses = 0
+        """Executors that were lost while they had it."""
+        self.choices = [Choice(self, index) for index in range(num_choices)]
+        self._prompt_chain: tuple[int, KeyChain] | None = None
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The most tokens that one of its choices can have."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all its choices are."""
+        return all(choice.is_finished for choice in self.choices)
+
+    def prompt_chain(self, block_size: int) -> KeyChain:
+        """The keys of the prompt's full blocks; computed once as long as the block size stays the same."""
+        if self._prompt_chain is None or self._prompt_chain[0] != block_size:
+            chain = KeyChain(self.salts, block_size)
+            chain.extend(self.prompt)
+            self._prompt_chain = block_size, chain
+        return self._prompt_chain[1]

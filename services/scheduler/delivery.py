@@ -1,0 +1,135 @@
+"""Where each request's tokens go: its detokenizer, its gateway, and what is collected for them until it is sent.
+
+One message a detokenizer and step. A detokenizer that is lost is replaced: the whole log so far goes to another one,
+and the gateway drops what it has already.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from services.scheduler.core.request import Choice, Request
+from shared.ids import InstanceId, RequestId
+from shared.messages import (
+    ChoiceTokens,
+    DecodeTokens,
+    Presence,
+    RequestClosed,
+    RequestOpened,
+    Timing,
+)
+
+
+@dataclass(slots=True)
+class Stream:
+    """One open request as delivery sees it. Times are the clock's, in seconds."""
+
+    request: Request
+    opened: RequestOpened
+    arrived_at: float
+    detokenizer_id: InstanceId | None = None
+    first_step_at: float | None = None
+    first_token_at: float | None = None
+
+    def timing(self, now: float) -> Timing:
+        """Where its time went; what did not happen counts as until now."""
+        return Timing(
+            queue_s=(now if self.first_step_at is None else self.first_step_at) - self.arrived_at,
+            first_token_s=(now if self.first_token_at is None else self.first_token_at) - self.arrived_at,
+            total_s=now - self.arrived_at,
+        )
+
+
+@dataclass(slots=True)
+class _Outbox:
+    opened: list[RequestOpened] = field(default_factory=list)
+    tokens: list[ChoiceTokens] = field(default_factory=list)
+    closed: list[RequestClosed] = field(default_factory=list)
+
+
+class Delivery:
+    """The streams of all open requests and the messages being collected."""
+
+    def __init__(self, scheduler_id: InstanceId) -> None:
+        self._scheduler_id = scheduler_id
+        self._streams: dict[RequestId, Stream] = {}
+        self._num_streams: dict[InstanceId, int] = defaultdict(int)
+        self._outboxes: dict[InstanceId, _Outbox] = defaultdict(_Outbox)
+
+    def get(self, request_id: RequestId) -> Stream | None:
+        """The stream of an open request."""
+        return self._streams.get(request_id)
+
+    def of_gateway(self, gateway_id: InstanceId) -> list[Stream]:
+        """The streams that end at one gateway."""
+        return [stream for stream in self._streams.values() if stream.opened.gateway_id == gateway_id]
+
+    def open(self, stream: Stream, detokenizers: list[Presence]) -> None:
+        """Start a stream; `detokenizers` are those that could serve it."""
+        self._streams[stream.request.request_id] = stream
+        self._assign(stream, detokenizers)
+
+    def append(self, tokens: ChoiceTokens) -> None:
+        """Deliver an entry of an open request's log."""
+        detokenizer_id = self._streams[tokens.request_id].detokenizer_id
+        if detokenizer_id is not None:
+            self._outboxes[detokenizer_id].tokens.append(tokens)
+
+    def close(self, closed: RequestClosed) -> None:
+        """End a stream, after all its tokens."""
+        stream = self._streams.pop(closed.request_id)
+        if stream.detokenizer_id is not None:
+            self._outboxes[stream.detokenizer_id].closed.append(closed)
+            self._num_streams[stream.detokenizer_id] -= 1
+
+    def move(self, lost: InstanceId, detokenizers: list[Presence]) -> None:
+        """A detokenizer is lost: give its streams to others, each with its whole log."""
+        self._outboxes.pop(lost, None)
+        self._num_streams.pop(lost, None)
+        for stream in self._streams.values():
+            if stream.detokenizer_id == lost:
+                stream.detokenizer_id = None
+        self.settle(detokenizers)
+
+    def settle(self, detokenizers: list[Presence]) -> None:
+        """Give the streams that have no detokenizer one, now that some are there."""
+        for stream in self._streams.values():
+            if stream.detokenizer_id is None:
+                detokenizer_id = self._assign(stream, detokenizers)
+                if detokenizer_id is not None:
+                    self._outboxes[detokenizer_id].tokens += _log(stream.request.choices)
+
+    def flush(self) -> Iterator[tuple[InstanceId, DecodeTokens]]:
+        """Everything collected, one message a detokenizer."""
+        outboxes, self._outboxes = self._outboxes, defaultdict(_Outbox)
+        for detokenizer_id, outbox in outboxes.items():
+            yield (
+                detokenizer_id,
+                DecodeTokens(self._scheduler_id, tuple(outbox.opened), tuple(outbox.tokens), tuple(outbox.closed)),
+            )
+
+    def _assign(self, stream: Stream, detokenizers: list[Presence]) -> InstanceId | None:
+        able = [beat.instance_id for beat in detokenizers if stream.opened.model in beat.models]
+        if not able:
+            return None
+        chosen = min(able, key=lambda instance_id: (self._num_streams[instance_id], instance_id))
+        stream.detokenizer_id = chosen
+        self._num_streams[chosen] += 1
+        self._outboxes[chosen].opened.append(stream.opened)
+        return chosen
+
+
+def _log(choices: Iterable[Choice]) -> list[ChoiceTokens]:
+    """The whole log so far of a request's choices, one entry each."""
+    return [
+        ChoiceTokens(
+            choice.request.request_id,
+            choice.index,
+            0,
+            choice.output[:],
+            choice.finish_reason,
+            tuple(choice.logprobs),
+        )
+        for choice in choices
+        if choice.output or choice.finish_reason is not None
+    ]

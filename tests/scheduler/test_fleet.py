@@ -1,0 +1,181 @@
+"""Several executors: placement, the lobby, and executors that are lost."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from services.scheduler.core.events import Event, RequestEnded
+from services.scheduler.core.fleet import MAX_LOSSES, Fleet, NeverFits
+from services.scheduler.core.policy import StepLimits
+from services.scheduler.core.prefix_cache import ChainedPrefixCache
+from services.scheduler.core.scheduler import Scheduler
+from shared.ids import InstanceId, RequestId
+from shared.messages import ChoiceTokens, ExecutorCapacity, Outcome
+from tests.scheduler.driver import expected_output, make_capacity, make_request
+from tests.scheduler.fake_executor import FakeExecutor
+
+A, B = InstanceId("executor-a"), InstanceId("executor-b")
+LONG = list(range(1, 21))
+
+
+def make_scheduler(capacity: ExecutorCapacity) -> Scheduler:
+    return Scheduler(capacity, StepLimits(capacity.max_step_tokens, 64), ChainedPrefixCache())
+
+
+class Herd:
+    """A fleet on fake executors."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet(make_scheduler)
+        self.executors: dict[InstanceId, FakeExecutor] = {}
+        self.tokens: dict[RequestId, list[int]] = {}
+        self.ends: dict[RequestId, RequestEnded] = {}
+
+    def attach(self, executor_id: InstanceId, capacity: ExecutorCapacity | None = None) -> None:
+        self.executors[executor_id] = FakeExecutor(capacity or make_capacity())
+        self.take(self.fleet.add_executor(executor_id, self.executors[executor_id].capacity))
+
+    def lose(self, executor_id: InstanceId) -> None:
+        del self.executors[executor_id]
+        self.take(self.fleet.remove_executor(executor_id))
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, ChoiceTokens):
+                self.tokens.setdefault(event.request_id, []).extend(event.token_ids)
+            else:
+                self.ends[event.request.request_id] = event
+
+    def step(self) -> bool:
+        worked = False
+        for executor_id, executor in self.executors.items():
+            plan = self.fleet.schedule(executor_id)
+            if plan is not None:
+                self.take(self.fleet.apply(executor_id, executor.run(plan)))
+                worked = True
+        self.fleet.check_invariants()
+        return worked
+
+    def finish(self) -> None:
+        while self.step():
+            pass
+
+
+@pytest.fixture
+def herd() -> Iterator[Herd]:
+    herd = Herd()
+    yield herd
+    herd.fleet.check_invariants()
+
+
+def test_requests_spread_over_equal_executors(herd: Herd) -> None:
+    herd.attach(A)
+    herd.attach(B)
+    for i in range(4):
+        herd.fleet.add(make_request(f"r{i}", [i] * 8, arrival=i))
+    assert [len(scheduler.waiting) for scheduler in herd.fleet.schedulers.values()] == [2, 2]
+
+
+def test_a_request_goes_where_its_prefix_is(herd: Herd) -> None:
+    herd.attach(A)
+    herd.attach(B)
+    herd.fleet.add(make_request("first", [9] * 8))
+    herd.fleet.add(make_request("second", LONG, arrival=1))
+    herd.finish()
+    again = make_request("again", LONG, arrival=2)
+    herd.fleet.add(again)
+    assert [len(scheduler.waiting) for scheduler in herd.fleet.schedulers.values()] == [0, 1]
+    herd.finish()
+    assert again.num_cached_tokens == len(LONG) - 1
+
+
+def test_a_request_waits_in_the_lobby_for_an_executor_of_its_model(herd: Herd) -> None:
+    herd.attach(A, make_capacity(model="another"))
+    request = make_request("r", LONG)
+    herd.fleet.add(request)
+    assert not herd.step()
+    assert herd.fleet.num_waiting == 1
+    herd.attach(B)
+    herd.finish()
+    assert herd.tokens[request.request_id] == expected_output(request)
+
+
+def test_a_request_in_the_lobby_can_be_cancelled(herd: Herd) -> None:
+    request = make_request("r", LONG, num_choices=2)
+    herd.fleet.add(request)
+    herd.take(herd.fleet.cancel(request.request_id))
+    assert herd.ends[request.request_id].outcome is Outcome.CANCELLED
+    assert herd.fleet.num_waiting == 0
+
+
+def test_a_request_that_never_fits_is_refused_with_both_numbers(herd: Herd) -> None:
+    herd.attach(A, make_capacity(num_blocks=4, block_size=4))
+    with pytest.raises(NeverFits, match="24 tokens of prompt and output cannot fit; at most 16 can"):
+        herd.fleet.add(make_request("r", LONG, max_tokens=4))
+    assert herd.fleet.num_requests == 0
+
+
+def test_a_request_for_which_only_a_larger_executor_has_room_goes_there(herd: Herd) -> None:
+    herd.attach(A, make_capacity(num_blocks=4, block_size=4))
+    herd.attach(B)
+    for i in range(3):
+        herd.fleet.add(make_request(f"r{i}", LONG, arrival=i))
+    assert [len(scheduler.waiting) for scheduler in herd.fleet.schedulers.values()] == [0, 3]
+
+
+def test_what_a_lost_executor_had_goes_on_elsewhere_with_the_same_tokens(herd: Herd) -> None:
+    herd.attach(A)
+    requests = [make_request(f"r{i}", [i] * 9, arrival=i, max_tokens=10, num_choices=1) for i in range(3)]
+    for request in requests:
+        herd.fleet.add(request)
+    for _ in range(4):
+        herd.step()
+    herd.lose(A)
+    assert herd.fleet.num_waiting == 3
+    herd.attach(B)
+    herd.finish()
+    for request in requests:
+        assert herd.tokens[request.request_id] == expected_output(request)
+
+
+def test_tokens_that_were_in_flight_on_a_lost_executor_are_computed_again(herd: Herd) -> None:
+    herd.attach(A)
+    request = make_request("r", LONG, max_tokens=6)
+    herd.fleet.add(request)
+    herd.step()
+    assert herd.fleet.schedule(A) is not None
+    herd.lose(A)
+    herd.attach(B)
+    herd.finish()
+    assert herd.tokens[request.request_id] == expected_output(request)
+
+
+def test_a_request_that_loses_too_many_executors_fails(herd: Herd) -> None:
+    request = make_request("r", LONG, max_tokens=20)
+    herd.fleet.add(request)
+    for _ in range(MAX_LOSSES):
+        assert not herd.ends
+        herd.attach(A)
+        herd.step()
+        herd.lose(A)
+    end = herd.ends[request.request_id]
+    assert end.outcome is Outcome.FAILED
+    assert end.reason == "3 executors in a row were lost while they had this request"
+
+
+def test_an_executor_that_is_too_small_for_what_waits_fails_it_with_both_numbers(herd: Herd) -> None:
+    request = make_request("r", LONG, max_tokens=4)
+    herd.fleet.add(request)
+    herd.attach(A, make_capacity(num_blocks=4, block_size=4))
+    assert herd.ends[request.request_id].outcome is Outcome.FAILED
+    assert "24 tokens" in str(herd.ends[request.request_id].reason)
+
+
+def test_stopping_what_has_ended_or_never_was_does_nothing(herd: Herd) -> None:
+    herd.attach(A)
+    request = make_request("r", LONG)
+    herd.fleet.add(request)
+    herd.finish()
+    assert herd.fleet.stop(request.request_id, 0, 1) == []
+    assert herd.fleet.stop(RequestId("unknown"), 0, 1) == []
+    assert herd.fleet.cancel(RequestId("unknown")) == []
