@@ -17,7 +17,7 @@ from typing import Any, Generic, Self, TypeVar
 from shared import subjects
 from shared.clock import Clock
 from shared.codec import Decoder, encode
-from shared.errors import Disconnected, MessageError, PayloadTooLarge
+from shared.errors import Disconnected, MessageError
 from shared.ids import InstanceId, Service
 from shared.messages import Message, Presence, Status
 from shared.presence import BEAT_INTERVAL_S
@@ -97,8 +97,8 @@ class Actor(ABC, Generic[M]):
         """Publish a message. False if it could not be sent; the protocols repair what is lost."""
         try:
             await self.transport.publish(subject, encode(message))
-        except PayloadTooLarge as error:
-            log.error("message too large for the broker", extra={"subject": subject, "bytes": error.size})
+        except MessageError as error:
+            log.error("message cannot be sent", extra={"subject": subject, "error": str(error)})
             return False
         except Disconnected as error:
             log.warning("message not sent", extra={"subject": subject, "error": str(error)})
@@ -130,24 +130,29 @@ class Actor(ABC, Generic[M]):
             asyncio.create_task(self._tick_for_ever(), name="ticks"),
             asyncio.create_task(self._beat_for_ever(), name="beats"),
         ]
+        for task in self._background:
+            task.add_done_callback(lambda _task: self._wake.set())
         return self
 
     async def run(self) -> None:
         """Handle messages until drained. Raises whatever a handler raises."""
         num_in_a_row = 0
-        while not self._may_leave():
-            if not self._mailbox:
-                await self.on_idle()
-                num_in_a_row = 0
-                if not self._mailbox:
-                    self._raise_if_background_failed()
-                    self._wake.clear()
-                    await self._wake.wait()
+        while self.clock.now() < self._drain_until:
+            if self._mailbox:
+                await self.handle(self._mailbox.popleft())
+                num_in_a_row += 1
+                if num_in_a_row % _MAX_MESSAGES_IN_A_ROW == 0:
+                    await asyncio.sleep(0)
                 continue
-            await self.handle(self._mailbox.popleft())
-            num_in_a_row += 1
-            if num_in_a_row % _MAX_MESSAGES_IN_A_ROW == 0:
-                await asyncio.sleep(0)
+            self._wake.clear()  # before `on_idle`, so that what happens meanwhile is not slept through
+            await self.on_idle()
+            num_in_a_row = 0
+            self._raise_if_background_failed()
+            if self._mailbox:
+                continue
+            if self.is_draining and self.is_idle():
+                return
+            await self._wake.wait()
 
     def drain(self, deadline_s: float) -> None:
         """Take nothing new, finish what runs, and let `run` return after `deadline_s` at the latest."""
@@ -165,9 +170,6 @@ class Actor(ABC, Generic[M]):
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.on_stop()
         await self._beat(is_leaving=True)
-
-    def _may_leave(self) -> bool:
-        return self.is_draining and (self.clock.now() >= self._drain_until or (not self._mailbox and self.is_idle()))
 
     def _deliverer(self) -> Handler:
         async def deliver(payload: bytes, _headers: Mapping[str, str]) -> None:

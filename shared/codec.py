@@ -37,8 +37,11 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The bytes of a message."""
-    return _encoder.encode(message)
+    """The bytes of a message. Raises MessageError for a value that has none, such as half of a surrogate pair."""
+    try:
+        return _encoder.encode(message)
+    except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise MessageError(f"a {type(message).__name__} cannot travel: {error}") from error
 
 
 class Decoder(Generic[T]):

@@ -5,6 +5,7 @@ Only a service's `__main__` and the command line read the environment; everythin
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from shared.errors import ConfigError
 from shared.ids import Service
+from shared.log import without_passwords
 
 C = TypeVar("C", bound="Config")
 
@@ -85,7 +87,8 @@ def load(kind: type[C], environ: Mapping[str, str]) -> C:
         try:
             values[field.name] = _parse(text, hints[field.name], field.metadata["rule"])
         except ValueError as error:
-            problems.append(f"{variable(kind, field.name)}={text!r}: {error}")
+            shown = "(hidden)" if field.metadata["rule"].is_secret else repr(without_passwords(text))
+            problems.append(f"{variable(kind, field.name)}={shown}: {error}")
     problems += _unknown(kind, environ)
     if problems:
         raise ConfigError("; ".join(problems))
@@ -135,7 +138,7 @@ def _range(rule: _Rule) -> str:
 def _show(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value)
-    return "" if value is None else str(value)
+    return "" if value is None else without_passwords(str(value))
 
 
 def _parse(text: str, hint: Any, rule: _Rule) -> Any:
@@ -148,7 +151,7 @@ def _parse(text: str, hint: Any, rule: _Rule) -> Any:
     if hint is bool:
         return _parse_bool(text)
     if hint is Path:
-        return Path(text)
+        return _parse_path(text)
     if hint in (int, float):
         return _parse_number(text, hint, rule)
     if rule.choices and text not in rule.choices:
@@ -162,11 +165,19 @@ def _parse_bool(text: str) -> bool:
     return text.lower() in _TRUE
 
 
+def _parse_path(text: str) -> Path:
+    if not text:
+        raise ValueError("must be a path")
+    return Path(text)
+
+
 def _parse_number(text: str, kind: type[int] | type[float], rule: _Rule) -> float:
     try:
         number = kind(text)
     except ValueError:
         raise ValueError(f"must be {'a whole number' if kind is int else 'a number'}") from None
+    if not math.isfinite(number):
+        raise ValueError("must be a finite number")
     low = -float("inf") if rule.minimum is None else rule.minimum
     high = float("inf") if rule.maximum is None else rule.maximum
     if not low <= number <= high:
@@ -180,6 +191,7 @@ def _unknown(kind: type[Config], environ: Mapping[str, str]) -> list[str]:
     problems = []
     for name in sorted(environ):
         if name.startswith(kind.prefix) and name not in known and not name.startswith(others):
-            near = difflib.get_close_matches(name, known, n=1)
-            problems.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+            endings = [variable_name.removeprefix(kind.prefix) for variable_name in known]
+            near = difflib.get_close_matches(name.removeprefix(kind.prefix), endings, n=1)
+            problems.append(f"{name} is not a setting" + (f"; did you mean {kind.prefix}{near[0]}?" if near else ""))
     return problems

@@ -5,6 +5,7 @@ Code logs through `logging.getLogger(__name__)` with a fixed sentence and the va
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Any, Final, TextIO
@@ -21,6 +22,11 @@ def configure(*, name: str, level: str, style: str, stream: TextIO = sys.stderr)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def without_passwords(urls: str) -> str:
+    """The text with what stands between `://` and `@` in each address hidden."""
+    return re.sub(r"://[^@/\s]*@", "://(hidden)@", urls)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from shared import log as logs
 from shared.actor import Actor, Identity
 from shared.clock import Clock, SystemClock
 from shared.config import Config, MeshConfig
-from shared.errors import OperatorError
+from shared.errors import ConfigError, OperatorError
 from shared.ids import Service, new_instance_id
 from shared.transport import Transport
 from shared.transport.nats import NatsTransport
@@ -52,7 +52,7 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
             print(f"{name:<40} {help_text} [{default}]")
         sys.exit(0)
     try:
-        mesh, config = settings.load(MeshConfig, os.environ), settings.load(kind, os.environ)
+        mesh, config = _configuration(kind)
     except OperatorError as error:
         sys.exit(_complain(service, error))
     instance_id = new_instance_id(service)
@@ -72,29 +72,54 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
     sys.exit(0)
 
 
+def _configuration(kind: type[C]) -> tuple[MeshConfig, C]:
+    """What the environment says. Raises ConfigError that names every offending variable of both at once."""
+    problems = []
+    for each in (MeshConfig, kind):
+        try:
+            settings.load(each, os.environ)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return settings.load(MeshConfig, os.environ), settings.load(kind, os.environ)
+
+
 async def _serve(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    starting, stopping = asyncio.create_task(_start(parts, build)), asyncio.create_task(stop.wait())
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()  # what is still starting has nothing to drain
-        await asyncio.gather(starting, return_exceptions=True)
-        return
-    stopping.cancel()
-    actor = await starting
     try:
-        async with actor:
-            log.info("started")
-            draining = asyncio.create_task(_drain_on(stop, actor, parts.mesh.drain_deadline_s))
-            try:
-                await actor.run()
-            finally:
-                draining.cancel()
+        actor = await _start_unless(stop, parts, build)
+        if actor is not None:
+            await _run_until(stop, actor, parts.mesh.drain_deadline_s)
     finally:
         await parts.transport.close()
     log.info("stopped")
+
+
+async def _start_unless(
+    stop: asyncio.Event, parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]
+) -> Actor[Any] | None:
+    """The actor, or None if told to stop before it was ready: what is still starting has nothing to drain."""
+    starting, stopping = asyncio.create_task(_start(parts, build)), asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        stopping.cancel()
+        return await starting
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return None
+
+
+async def _run_until(stop: asyncio.Event, actor: Actor[Any], drain_deadline_s: float) -> None:
+    async with actor:
+        log.info("started")
+        draining = asyncio.create_task(_drain_on(stop, actor, drain_deadline_s))
+        try:
+            await actor.run()
+        finally:
+            draining.cancel()
 
 
 async def _start(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> Actor[Any]:

@@ -21,11 +21,13 @@ def tokenize(model: str) -> str:
 def inbox(instance_id: InstanceId) -> str:
     """Messages for one instance; its id starts with its service's name."""
     service, _, unique = instance_id.partition("-")
-    return f"{ROOT}.{service}.{_as_token(unique)}.inbox"
+    return f"{ROOT}.{_as_token(service)}.{_as_token(unique)}.inbox"
 
 
 def _as_token(name: str) -> str:
-    """`name` as one subject token: NATS forbids dots, wildcards and white space inside a token."""
-    return "".join(
-        c if (c.isascii() and c.isalnum()) or c in "-_" else "".join(f"%{b:02X}" for b in c.encode()) for c in name
-    )
+    """`name` as one subject token, different for each name: NATS forbids dots, wildcards, white space and nothing."""
+    return "".join(c if (c.isascii() and c.isalnum()) or c in "-_" else _escaped(c) for c in name) or "%"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

@@ -30,6 +30,8 @@ class Stream:
     detokenizer_id: InstanceId | None = None
     first_step_at: float | None = None
     first_token_at: float | None = None
+    closed: RequestClosed | None = None
+    """Its end, while there is no detokenizer to tell."""
 
     def timing(self, now: float) -> Timing:
         """Where its time went; what did not happen counts as until now."""
@@ -56,8 +58,13 @@ class Delivery:
         self._num_streams: dict[InstanceId, int] = defaultdict(int)
         self._outboxes: dict[InstanceId, _Outbox] = defaultdict(_Outbox)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every stream has ended and its end is on its way."""
+        return not self._streams
+
     def get(self, request_id: RequestId) -> Stream | None:
-        """The stream of an open request."""
+        """The stream of a request that is open, or whose end could not be told yet."""
         return self._streams.get(request_id)
 
     def of_gateway(self, gateway_id: InstanceId) -> list[Stream]:
@@ -76,11 +83,18 @@ class Delivery:
             self._outboxes[detokenizer_id].tokens.append(tokens)
 
     def close(self, closed: RequestClosed) -> None:
-        """End a stream, after all its tokens."""
-        stream = self._streams.pop(closed.request_id)
-        if stream.detokenizer_id is not None:
-            self._outboxes[stream.detokenizer_id].closed.append(closed)
-            self._num_streams[stream.detokenizer_id] -= 1
+        """End a stream, after all its tokens. It stays until there is a detokenizer to tell of it."""
+        stream = self._streams[closed.request_id]
+        if stream.detokenizer_id is None:
+            stream.closed = closed
+            return
+        del self._streams[closed.request_id]
+        self._outboxes[stream.detokenizer_id].closed.append(closed)
+        self._num_streams[stream.detokenizer_id] -= 1
+
+    def drop(self, stream: Stream) -> None:
+        """Forget a stream that nobody wants to hear of any more and whose end waits for a detokenizer."""
+        del self._streams[stream.request.request_id]
 
     def move(self, lost: InstanceId, detokenizers: list[Presence]) -> None:
         """A detokenizer is lost: give its streams to others, each with its whole log."""
@@ -93,11 +107,12 @@ class Delivery:
 
     def settle(self, detokenizers: list[Presence]) -> None:
         """Give the streams that have no detokenizer one, now that some are there."""
-        for stream in self._streams.values():
-            if stream.detokenizer_id is None:
-                detokenizer_id = self._assign(stream, detokenizers)
-                if detokenizer_id is not None:
-                    self._outboxes[detokenizer_id].tokens += _log(stream.request.choices)
+        for stream in [stream for stream in self._streams.values() if stream.detokenizer_id is None]:
+            detokenizer_id = self._assign(stream, detokenizers)
+            if detokenizer_id is not None:
+                self._outboxes[detokenizer_id].tokens += _log(stream.request.choices)
+                if stream.closed is not None:
+                    self.close(stream.closed)
 
     def flush(self) -> Iterator[tuple[InstanceId, DecodeTokens]]:
         """Everything collected, one message a detokenizer."""

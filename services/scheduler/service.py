@@ -89,8 +89,8 @@ class SchedulerService(Actor[SchedulerInbound]):
             await self.send_to(attachment.executor_id, detach)
 
     def is_idle(self) -> bool:
-        """Whether no request is open."""
-        return self._fleet.num_requests == 0
+        """Whether every request has ended and been told of."""
+        return self._delivery.is_empty
 
     def models(self) -> tuple[str, ...]:
         """Those of the executors held."""
@@ -281,7 +281,10 @@ class SchedulerService(Actor[SchedulerInbound]):
                 self._delivery.move(beat.instance_id, self._directory.available(Service.DETOKENIZER))
             case Service.GATEWAY:
                 for stream in self._delivery.of_gateway(beat.instance_id):
-                    self._take(self._fleet.cancel(stream.request.request_id))
+                    if stream.closed is None:
+                        self._take(self._fleet.cancel(stream.request.request_id))
+                    else:
+                        self._delivery.drop(stream)
             case Service.TOKENIZER | Service.SCHEDULER:
                 pass
 

@@ -4,12 +4,14 @@ Behaves as core NATS does: at most once, in order, queue groups, a largest paylo
 """
 
 import asyncio
-import itertools
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from shared.errors import Disconnected, PayloadTooLarge
-from shared.transport.protocol import Handler, Listener
+from shared.transport.protocol import Handler, Listener, num_bytes
+
+log = logging.getLogger(__name__)
 
 _MAX_UNHANDLED_MESSAGES = 65_536
 
@@ -20,7 +22,12 @@ class MemoryBroker:
     def __init__(self, *, max_payload: int = 1 << 20) -> None:
         self.max_payload = max_payload
         self._subscriptions: list[_Subscription] = []
-        self._turn = itertools.count()
+        self._turns: Counter[str] = Counter()
+
+    @property
+    def num_undelivered(self) -> int:
+        """Messages that wait for a handler."""
+        return sum(subscription.num_messages for subscription in self._subscriptions)
 
     def add(self, subscription: "_Subscription") -> None:
         """Start delivering to it."""
@@ -40,8 +47,9 @@ class MemoryBroker:
                     groups.setdefault(subscription.queue, []).append(subscription)
                 else:
                     subscription.put(payload, headers)
-        for members in groups.values():
-            members[next(self._turn) % len(members)].put(payload, headers)
+        for queue, members in groups.items():
+            self._turns[queue] += 1
+            members[self._turns[queue] % len(members)].put(payload, headers)
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -67,6 +75,10 @@ class _Subscription:
         self._wake = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
+    @property
+    def num_messages(self) -> int:
+        return len(self._messages)
+
     def put(self, payload: bytes, headers: Mapping[str, str]) -> None:
         if len(self._messages) >= _MAX_UNHANDLED_MESSAGES:
             self._transport.count_dropped()
@@ -76,6 +88,7 @@ class _Subscription:
 
     async def unsubscribe(self) -> None:
         self._transport.broker.remove(self)
+        self._transport.forget(self)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -85,7 +98,10 @@ class _Subscription:
             self._wake.clear()
             while self._messages:
                 payload, headers = self._messages.popleft()
-                await self._handler(payload, headers)
+                try:
+                    await self._handler(payload, headers)
+                except Exception:
+                    log.exception("a handler failed", extra={"subject": self.subject})
 
 
 class MemoryTransport:
@@ -117,6 +133,11 @@ class MemoryTransport:
         """One more message was dropped."""
         self._num_dropped += 1
 
+    def forget(self, subscription: _Subscription) -> None:
+        """It has ended."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
     async def connect(self) -> None:
         """Connect at once."""
         self._is_connected = True
@@ -124,16 +145,16 @@ class MemoryTransport:
     async def close(self) -> None:
         """End every subscription."""
         self._is_connected = False
-        for subscription in self._subscriptions:
+        for subscription in list(self._subscriptions):
             await subscription.unsubscribe()
-        self._subscriptions.clear()
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send `payload` to whoever is subscribed."""
         if not self._is_connected:
             raise Disconnected(f"cannot send to {subject}: not connected")
-        if len(payload) > self.max_payload:
-            raise PayloadTooLarge(subject, len(payload), self.max_payload)
+        size = num_bytes(payload, headers)
+        if size > self.max_payload:
+            raise PayloadTooLarge(subject, size, self.max_payload)
         self.broker.deliver(subject, payload, headers or {})
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> _Subscription:

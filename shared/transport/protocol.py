@@ -8,9 +8,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 Handler = Callable[[bytes, Mapping[str, str]], Awaitable[None]]
-"""Called with the payload and headers of one message; messages of one subscription come one after the other."""
+"""Called with the payload and headers of one message; messages of one subscription come one after the other.
+
+What it raises is logged; the next message comes all the same.
+"""
 
 Listener = Callable[[], None]
+
+
+def num_bytes(payload: bytes, headers: Mapping[str, str] | None) -> int:
+    """What a message counts against the broker's `max_payload`: NATS sends headers as lines before the payload."""
+    if not headers:
+        return len(payload)
+    lines = sum(len(f"{key}: {value}\r\n".encode()) for key, value in headers.items())
+    return len("NATS/1.0\r\n") + lines + len("\r\n") + len(payload)
 
 
 class Subscription(Protocol):
@@ -26,7 +37,7 @@ class Transport(Protocol):
 
     @property
     def max_payload(self) -> int:
-        """The largest message in bytes that the broker carries."""
+        """The largest message in bytes, headers included, that the broker carries."""
         ...
 
     @property

@@ -1,0 +1,35 @@
+"""Trying again: how often, and after which pause."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shared.models.fetch.faults import FAULTS, explain, is_passing
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How many failures in a row are borne, and how long to wait after each: twice as long as before."""
+
+    max_failures: int = 5
+    first_pause_s: float = 0.5
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def bear(self, error: Exception, num_failures: int, *, url: str, access_hint: str) -> None:
+        """Wait before another attempt, or raise the ModelError for `error` if there should be none."""
+        if not is_passing(error) or num_failures > self.max_failures:
+            raise explain(error, url, access_hint) from error
+        await self.sleep(self.first_pause_s * 2 ** (num_failures - 1))
+
+    async def persist(self, attempt: Callable[[], Awaitable[T]], *, url: str, access_hint: str) -> T:
+        """The result of the first attempt that succeeds. Raises ModelError when there should be no further one."""
+        num_failures = 0
+        while True:
+            try:
+                return await attempt()
+            except FAULTS as error:
+                num_failures += 1
+                await self.bear(error, num_failures, url=url, access_hint=access_hint)
