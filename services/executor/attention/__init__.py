@@ -1,0 +1,1 @@
+"""How tokens look at earlier ones: a protocol and its backends. Owns rotary embedding and the write into the cache."""

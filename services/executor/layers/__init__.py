@@ -1,0 +1,1 @@
+"""Building blocks of models: weights bound to kernels. Owns nothing else."""

@@ -1,0 +1,1 @@
+"""Number formats of stored weights. Owns how their bytes become numbers."""

@@ -1,0 +1,52 @@
+"""One step's input to the model, as tensors. Owns how a plan becomes a batch; the slots' state is in `slots`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.executor.slots import SlotTable
+from shared.messages import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T tokens of R rows (sequences), of which S rows want logits. Tokens of a row lie together, rows in plan order."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    positions: Tensor
+    """[T] int64: each token's place in its sequence, from 0."""
+    slot_mapping: Tensor
+    """[T] int64: where its key and value go, `block * block_size + offset`."""
+    query_starts: Tensor
+    """[R + 1] int32: row r computes tokens `query_starts[r] … query_starts[r + 1] - 1`."""
+    context_lens: Tensor
+    """[R] int32: tokens that the row's last token sees, itself included."""
+    block_tables: Tensor
+    """[R, max_blocks] int32: the blocks of the row's context in order; what lies beyond them means nothing."""
+    logits_rows: Tensor
+    """[S] int64: the tokens (indices into T) whose logits are wanted."""
+
+
+def build_batch(slots: SlotTable, plan: StepPlan, block_size: int) -> ForwardBatch:
+    """The batch of a plan that `slots` has taken in and that has rows."""
+    row_slots, starts, counts = (np.asarray(numbers, np.int64) for numbers in (plan.slots, plan.starts, plan.counts))
+    ends = starts + counts
+    query_starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    token_slots = np.repeat(row_slots, counts)
+    positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
+    blocks = slots.block_ids[token_slots, positions // block_size].astype(np.int64)
+    num_table_blocks = -(-int(ends.max()) // block_size)
+    sampled = np.asarray(plan.sampled_rows, np.int64)
+    return ForwardBatch(
+        token_ids=torch.from_numpy(slots.token_ids[token_slots, positions].astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size),
+        query_starts=torch.from_numpy(query_starts),
+        context_lens=torch.from_numpy(ends.astype(np.int32)),
+        block_tables=torch.from_numpy(slots.block_ids[row_slots, :num_table_blocks]),
+        logits_rows=torch.from_numpy(query_starts[1:][sampled].astype(np.int64) - 1),
+    )

@@ -1,0 +1,37 @@
+"""How much memory this process may still take. Owns where the operating system says so."""
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
+    """Bytes that can be had without swapping: the machine's, or the container's if that has fewer left.
+
+    On a system that says neither, half of its physical memory.
+    """
+    free = [left for left in (_of_machine(meminfo), _of_container(cgroup)) if left is not None]
+    return min(free) if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _of_machine(meminfo: Path) -> int | None:
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _of_container(cgroup: Path) -> int | None:
+    """Pages of files that were read once count as used there, but are given back when they are needed."""
+    try:
+        limit, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except OSError:
+        return None
+    if limit == "max":
+        return None
+    return max(0, int(limit) - used + int(statistics.get("inactive_file", 0)))

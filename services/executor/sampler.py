@@ -1,0 +1,179 @@
+"""From logits to the next token of each choice. Owns the meaning of `SamplingParams`, to the last bit.
+
+A draw is a function of the row's logits, the choice's tokens with the length of its prompt, and its parameters. Nothing
+is kept between draws, so a choice that comes back after preemption, or on another executor, goes on as if undisturbed;
+and each row is computed by itself, so its neighbours can't change it.
+
+Where `SamplingParams` leaves room, this is what happens:
+
+- All arithmetic after the model is float64. Logits that are not finite fail the row.
+- Likelier means a larger logit; among equal ones the lower id. `top_k` keeps exactly k by this order. `top_p` adds up
+  probabilities in this order and keeps the shortest prefix that reaches `top_p` of what `top_k` left, at least one
+  token. `min_p` compares with the likeliest token, which all of them keep.
+- The draw walks the kept tokens by id and takes the first whose running sum of weights exceeds `uniform · total`.
+  By id rather than by likelihood, so that two nearly equal tokens which swap ranks don't swap their outcomes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from services.executor.kernels.argmax import NOT_FINITE, argmax
+from services.executor.slots import Choice
+from shared.messages import TokenLogprobs, int32s
+from shared.sampling import SamplingParams, uniform
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.intp]
+
+NO_TOKEN: Final = 0
+"""Stands where a failed row has no token."""
+_FIRST_NUM_RANKED: Final = 256
+"""How many of the likeliest tokens `top_p` looks at first; nearly always enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One row's outcome."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    failure: str | None = None
+    """Why there is no token, in a sentence."""
+
+
+class _NoTokenError(Exception):
+    """This row has no token; says why."""
+
+
+def sample(logits: Tensor, choices: Sequence[Choice]) -> list[Draw]:
+    """One draw for each row of logits [S, vocabulary] float32, which belongs to the choice of the same place."""
+    likeliest = argmax(logits).tolist() if any(_takes_likeliest(choice) for choice in choices) else []
+    draws = []
+    for row, choice in enumerate(choices):
+        if _takes_likeliest(choice) and likeliest[row] != NOT_FINITE:
+            draws.append(Draw(likeliest[row]))
+        else:
+            draws.append(draw(logits[row].numpy(), choice))
+    return draws
+
+
+def draw(logits: npt.NDArray[np.float32], choice: Choice) -> Draw:
+    """The next token of one choice from its logits [vocabulary], with log-probabilities if it wants them."""
+    sampling = choice.sampling
+    try:
+        if not np.isfinite(logits).all():
+            raise _NoTokenError("the model's logits are not all finite numbers")
+        raw = logits.astype(np.float64)
+        shaped = _shaped(raw.copy(), choice)
+        if not np.isfinite(shaped.max()):
+            raise _NoTokenError("no token is left to draw: every one is suppressed")
+        token_id = int(shaped.argmax()) if sampling.is_greedy else _drawn(shaped, choice)
+    except _NoTokenError as error:
+        return Draw(NO_TOKEN, failure=str(error))
+    return Draw(token_id, None if sampling.num_logprobs is None else _logprobs(raw, token_id, sampling.num_logprobs))
+
+
+def _takes_likeliest(choice: Choice) -> bool:
+    """Whether the draw is the plain argmax of the logits and nothing else is asked for."""
+    sampling = choice.sampling
+    return (
+        sampling.is_greedy
+        and sampling.num_logprobs is None
+        and not sampling.logit_bias
+        and not _has_penalty(sampling)
+        and not _may_not_end(choice)
+    )
+
+
+def _has_penalty(sampling: SamplingParams) -> bool:
+    return (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1.0, 0.0, 0.0)
+
+
+def _may_not_end(choice: Choice) -> bool:
+    return bool(choice.sampling.end_token_ids) and choice.num_output_tokens < choice.sampling.min_tokens
+
+
+def _shaped(logits: Floats, choice: Choice) -> Floats:
+    """Logits after bias, suppression and penalties, in place."""
+    sampling = choice.sampling
+    for token_id, bias in sampling.logit_bias.items():
+        if not 0 <= token_id < len(logits):
+            raise _NoTokenError(f"logit_bias names token {token_id}, outside the vocabulary of {len(logits)}")
+        logits[token_id] += bias
+    if _may_not_end(choice):
+        logits[[token_id for token_id in sampling.end_token_ids if 0 <= token_id < len(logits)]] = -np.inf
+    if _has_penalty(sampling):
+        _penalise(logits, choice)
+    return logits
+
+
+def _penalise(logits: Floats, choice: Choice) -> None:
+    sampling = choice.sampling
+    seen = np.bincount(choice.token_ids, minlength=len(logits)) > 0
+    repeated = np.where(logits > 0, logits / sampling.repetition_penalty, logits * sampling.repetition_penalty)
+    np.copyto(logits, repeated, where=seen)
+    counts = np.bincount(choice.token_ids[choice.num_prompt_tokens :], minlength=len(logits))
+    logits -= sampling.frequency_penalty * counts
+    logits -= sampling.presence_penalty * (counts > 0)
+
+
+def _drawn(logits: Floats, choice: Choice) -> int:
+    sampling = choice.sampling
+    with np.errstate(over="ignore", under="ignore"):  # a tiny temperature leaves the likeliest token alone
+        scaled = (logits - logits.max()) / sampling.temperature
+        weights = np.exp(scaled)
+    ids = _kept(scaled, weights, sampling)
+    sums = weights[ids].cumsum()
+    noise = uniform(sampling.seed, choice.index, choice.num_output_tokens)
+    return int(ids[sums.searchsorted(noise * sums[-1], side="right")])
+
+
+def _kept(scaled: Floats, weights: Floats, sampling: SamplingParams) -> Ids:
+    """The ids that may be drawn, ascending; the likeliest is among them. Weights are relative to the likeliest."""
+    ids: Ids = np.arange(len(weights))
+    if 0 < sampling.top_k < len(ids):
+        ids = np.sort(_ranked(scaled, sampling.top_k)[: sampling.top_k])
+    if sampling.top_p < 1:
+        ids = np.sort(ids[_top_p(scaled[ids], weights[ids], sampling.top_p)])
+    if sampling.min_p > 0:
+        ids = ids[weights[ids] >= sampling.min_p]
+    return ids
+
+
+def _top_p(scaled: Floats, weights: Floats, top_p: float) -> Ids:
+    """Where the likeliest tokens are whose weights first reach `top_p` of the total."""
+    needed = top_p * weights.cumsum()[-1]
+    num_ranked = _FIRST_NUM_RANKED
+    while True:
+        ranked = _ranked(scaled, num_ranked)
+        sums = weights[ranked].cumsum()
+        if sums[-1] >= needed or len(ranked) == len(weights):
+            return ranked[: sums.searchsorted(needed) + 1]
+        num_ranked *= 8
+
+
+def _ranked(values: Floats, at_least: int) -> Ids:
+    """Where the largest values are, largest first, among equals in order: the first `at_least` of them, or more."""
+    if at_least >= len(values):
+        candidates: Ids = np.arange(len(values))
+    else:
+        smallest = np.partition(values, -at_least)[-at_least]
+        candidates = np.flatnonzero(values >= smallest)
+    return candidates[np.argsort(-values[candidates], kind="stable")]
+
+
+def _logprobs(logits: Floats, token_id: int, num_alternatives: int) -> TokenLogprobs:
+    """Log-probabilities under the model's own distribution."""
+    largest = logits.max()
+    log_total = largest + np.log(np.exp(logits - largest).sum())
+    top = _ranked(logits, num_alternatives)[:num_alternatives] if num_alternatives else np.arange(0)
+    return TokenLogprobs(
+        logprob=float(logits[token_id] - log_total),
+        top_token_ids=int32s(top.tolist()),
+        top_logprobs=tuple((logits[top] - log_total).tolist()),
+    )
