@@ -34,13 +34,24 @@ def command(verify: str | None, remove: str | None, *, as_json: bool) -> None:
     elif as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(store.list()), indent=2))
     else:
-        _print(store.list(), store)
+        _print(store)
 
 
-def _print(models: Sequence[Manifest], store: ModelStore) -> None:
-    if not models:
+def _print(store: ModelStore) -> None:
+    models = store.list()
+    if models:
+        _print_table(models)
+    else:
         click.echo(f"no models in {store.home} yet; `shoal pull {min(ALIASES)}` fetches a small one")
-        return
+    for name in store.unfinished():
+        size = sum(path.stat().st_size for path in store.partial(name).rglob("*") if path.is_file())
+        click.echo(
+            f"unfinished: {name} ({show_bytes(size)} so far); the same `shoal pull` goes on with it, "
+            f"`shoal models --remove {name}` deletes it"
+        )
+
+
+def _print_table(models: Sequence[Manifest]) -> None:
     rows = [_COLUMNS, *(_row(model) for model in models)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     for row in rows:

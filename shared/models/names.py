@@ -28,6 +28,11 @@ def folder_name(name: str) -> str:
     return check_name(name).replace("/", _SEPARATOR)
 
 
+def name_of_folder(folder: str) -> str:
+    """The model whose folder this is."""
+    return folder.replace(_SEPARATOR, "/")
+
+
 def derive_name(text: str) -> str:
     """The nearest allowed name to a file's or folder's name. Raises ModelError if nothing is left of it."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text)

@@ -11,6 +11,8 @@ Meter = Callable[[int], None]
 """Called with the number of bytes that have arrived so far; it may go back when a transfer starts again."""
 
 _LINE_INTERVAL_S = 10.0
+_SMALL_BYTES = 1_000_000
+"""A transfer of less is not worth a line."""
 
 
 class Progress(Protocol):
@@ -38,7 +40,7 @@ class Silent:
 
 
 class Lines:
-    """A line at the start and the end of each transfer, and one every ten seconds between."""
+    """A line at the start and the end of each transfer that takes long, and one every ten seconds between."""
 
     def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -51,6 +53,9 @@ class Lines:
     @contextlib.contextmanager
     def transfer(self, label: str, total_bytes: int) -> Iterator[Meter]:
         """Print how far it is now and then."""
+        if total_bytes < _SMALL_BYTES:
+            yield lambda _num_bytes: None
+            return
         self.say(f"fetching {label} ({show_bytes(total_bytes)})")
         began = last = self._now()
 

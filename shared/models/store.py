@@ -18,7 +18,7 @@ from pathlib import Path
 from shared.errors import ModelError
 from shared.models import manifest as manifests
 from shared.models.manifest import Manifest
-from shared.models.names import folder_name
+from shared.models.names import folder_name, name_of_folder
 
 
 class ModelStore:
@@ -27,6 +27,7 @@ class ModelStore:
     def __init__(self, home: Path) -> None:
         self.home = home.expanduser().absolute()
         self._models = self.home / "models"
+        self._partial = self.home / "partial"
 
     # What services and the command line read.
 
@@ -59,6 +60,11 @@ class ModelStore:
                 found.append(manifests.read_manifest(folder))
         return sorted(found, key=lambda manifest: manifest.name.lower())
 
+    def unfinished(self) -> Sequence[str]:
+        """The models of which a pull has begun and not ended, by name."""
+        folders = self._partial.iterdir() if self._partial.is_dir() else ()
+        return sorted(name_of_folder(folder.name) for folder in folders)
+
     def verify(self, name: str) -> Manifest:
         """Compare every file of a model with its checksum. Raises ModelError that names all files that differ."""
         found = self.manifest(name)
@@ -89,7 +95,7 @@ class ModelStore:
 
     def partial(self, name: str) -> Path:
         """Where the pull that holds the lock keeps what it has so far; on the file system of the models."""
-        return self.home / "partial" / folder_name(name)
+        return self._partial / folder_name(name)
 
     def add(self, name: str, staging: Path, *, source: str, license_name: str | None = None) -> Manifest:
         """Turn a finished folder into the model `name`, in place of the one that may be there.
@@ -115,15 +121,16 @@ class ModelStore:
         return manifest
 
     def remove(self, name: str) -> None:
-        """Delete a model, sound or not. Raises ModelError if it is absent."""
+        """Delete a model, sound or not, and what an unfinished pull has left. Raises ModelError if there is neither."""
+        if not self.has(name) and not self.partial(name).exists():
+            raise ModelError(self._absence(name))
         with self.lock(name):
-            if not self.has(name):
-                raise ModelError(self._absence(name))
-            leaving = self.partial(name) / "leaving"
-            _remove_tree(leaving)
-            leaving.parent.mkdir(parents=True, exist_ok=True)
-            (self._models / folder_name(name)).rename(leaving)
-            _sync(self._models)
+            if self.has(name):
+                leaving = self.partial(name) / "leaving"
+                _remove_tree(leaving)
+                leaving.parent.mkdir(parents=True, exist_ok=True)
+                (self._models / folder_name(name)).rename(leaving)
+                _sync(self._models)
             _remove_tree(self.partial(name))
 
     def _replaced(self, name: str) -> Path:

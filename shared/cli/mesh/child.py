@@ -36,6 +36,11 @@ class Child:
         return cls(process, on_line)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it is not known to have died."""
+        return self._process.returncode is None
+
+    @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
@@ -49,18 +54,15 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to drain and leave."""
-        self._signal(signal.SIGTERM)
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
 
     def kill(self) -> None:
         """End it and what it has started."""
-        if self._process.returncode is None:
+        if self.is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._signal(signal.SIGKILL)  # it may not have its own group yet
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
 
     async def _read(self, on_line: Callable[[bytes], None]) -> None:
         assert self._process.stdout is not None

@@ -1,12 +1,14 @@
 """The log file of one process, bounded in size, and the reading of what services and NATS write into it."""
 
+import contextlib
 import json
 import logging
 import re
 from collections import deque
 from dataclasses import dataclass
+from io import FileIO
+from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 _MAX_BYTES = 16 << 20
 _NUM_KEPT = 3
@@ -32,25 +34,26 @@ class LogFile:
         self._file = self._open()
 
     def write(self, line: bytes) -> None:
-        """Append one line, given without its end."""
-        if self._num_bytes + len(line) > self._max_bytes:
-            self._file.close()
-            self._file = self._open()
-        self._num_bytes += self._file.write(line + b"\n")
-        self._file.flush()
+        """Append one line, given without its end. One that the disk does not take is only in the tail."""
         self.tail.append(line.decode(errors="replace"))
+        with contextlib.suppress(OSError):
+            if self._num_bytes + len(line) > self._max_bytes:
+                self._file.close()
+                self._file = self._open()
+            self._num_bytes += self._file.write(line + b"\n")
 
     def close(self) -> None:
         """Write no more."""
         self._file.close()
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> FileIO:
         older = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, _NUM_KEPT + 1))]
-        for newer, target in reversed(list(zip(older, older[1:], strict=False))):
-            if newer.exists() and newer.stat().st_size > 0:
+        is_worth_keeping = self.path.exists() and self.path.stat().st_size > 0
+        for newer, target in reversed(list(pairwise(older))) if is_worth_keeping else ():
+            if newer.exists():
                 newer.replace(target)
         self._num_bytes = 0
-        return self.path.open("wb")
+        return self.path.open("wb", buffering=0)
 
 
 @dataclass(frozen=True, slots=True)

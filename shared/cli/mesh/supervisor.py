@@ -6,9 +6,10 @@ status is not, because starting it again does not help.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -70,7 +71,7 @@ class Supervisor:
         self._patience_s = drain_deadline_s + _GRACE_S
         self._logs = {program.name: LogFile(folder / f"{program.name}.log") for program in programs}
         self._children: dict[str, Child] = {}
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
         self._must_hurry = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -78,24 +79,22 @@ class Supervisor:
 
         Raises OperatorError with the sentence of a process that must not be restarted, and GaveUp.
         """
-        keepers = [asyncio.create_task(self._keep(program), name=program.name) for program in self._programs]
+        keepers = [asyncio.create_task(self._keep(program)) for program in self._programs]
         told = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({told, *keepers}, return_when=asyncio.FIRST_COMPLETED)
-            self._is_stopping = True
-            await self._stop_all()
+            self._stopping.set()
+            await self._stop_all(self._patience_s if told.done() else _GRACE_S)
         finally:
-            self._is_stopping = True
-            self._kill_all()
             told.cancel()
-            for keeper in keepers:
-                if keeper.get_name() not in self._children:
-                    keeper.cancel()  # it pauses before a restart that will not be
+            self._stopping.set()
+            for child in self._children.values():
+                child.kill()
             outcomes = await asyncio.gather(*keepers, return_exceptions=True)
             for log in self._logs.values():
                 log.close()
         for outcome in outcomes:
-            if isinstance(outcome, Exception):
+            if outcome is not None:
                 raise outcome
 
     def pid(self, name: str) -> int | None:
@@ -109,14 +108,14 @@ class Supervisor:
             child.kill()
 
     def hurry(self) -> None:
-        """Stop waiting for processes to drain: kill them."""
+        """Wait no longer for processes to drain: kill them."""
         self._must_hurry.set()
 
     async def _keep(self, program: Program) -> None:
         policy = RestartPolicy(self._clock, self._rules)
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             status = await self._live_once(program)
-            if self._is_stopping:
+            if self._stopping.is_set():
                 return
             if status in (EXIT_OPERATOR, bound.EXIT_NO_PROGRAM):
                 raise OperatorError(self._sentence(program.name))
@@ -124,7 +123,8 @@ class Supervisor:
             if delay_s is None:
                 raise GaveUp(self._obituary(program.name, status))
             self._reporter.died(program.name, describe_status(status), delay_s)
-            await asyncio.sleep(delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def _live_once(self, program: Program) -> int:
         log = self._logs[program.name]
@@ -134,15 +134,16 @@ class Supervisor:
             log.write(line)
             self._reporter.line(program.name, read_line(log.tail[-1]), log.tail[-1])
 
-        child = await Child.start(program, on_line)
-        self._children[program.name] = child
+        child = self._children[program.name] = await Child.start(program, on_line)
+        if self._stopping.is_set():  # it came too late to be told
+            child.kill()
         try:
             return await child.wait()
         finally:
-            child.kill()
             del self._children[program.name]
 
-    async def _stop_all(self) -> None:
+    async def _stop_all(self, patience_s: float) -> None:
+        hurrying = asyncio.create_task(self._hurried())
         for wave in in_order(self._programs):
             running = {program.name: self._children[program.name] for program in wave if program.name in self._children}
             if not running:
@@ -150,28 +151,16 @@ class Supervisor:
             self._reporter.stopping(list(running))
             for child in running.values():
                 child.terminate()
-            for name in await self._still_alive(running):
+            leaving = asyncio.create_task(_all_dead(running.values()))
+            await asyncio.wait({leaving, hurrying}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            for name in [name for name, child in running.items() if child.is_alive]:
                 self._reporter.killed(name)
                 running[name].kill()
-
-    async def _still_alive(self, running: dict[str, Child]) -> list[str]:
-        """Those that have not left after their time, or when there is no more time."""
-        leaving = [asyncio.create_task(self._gone(name)) for name in running]
-        hurrying = asyncio.create_task(self._must_hurry.wait())
-        everyone = asyncio.gather(*leaving)
-        await asyncio.wait({everyone, hurrying}, timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED)
+            await leaving
         hurrying.cancel()
-        everyone.cancel()
-        await asyncio.gather(everyone, hurrying, return_exceptions=True)
-        return [name for name in running if name in self._children]
 
-    async def _gone(self, name: str) -> None:
-        while name in self._children:
-            await asyncio.sleep(0.02)
-
-    def _kill_all(self) -> None:
-        for child in self._children.values():
-            child.kill()
+    async def _hurried(self) -> None:
+        await self._must_hurry.wait()
 
     def _sentence(self, name: str) -> str:
         """The last thing that a process said to the operator."""
@@ -187,6 +176,11 @@ class Supervisor:
                 *lines,
             ]
         )
+
+
+async def _all_dead(children: Iterable[Child]) -> None:
+    for child in children:
+        await child.wait()
 
 
 def describe_status(status: int) -> str:

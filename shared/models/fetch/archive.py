@@ -1,8 +1,10 @@
 """Models out of archives: only regular files, only those that make up the model, and never outside the folder."""
 
+import gzip
 import shutil
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +16,7 @@ from shared.models.fetch.disk import explain_full_disk, require_space
 from shared.models.fetch.result import Fetched, FetchedFile, FetchedFolder
 from shared.models.fetch.selection import select
 
-_BAD_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError)
+_BAD_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ def unpack_model(archive: Path, folder: Path) -> Fetched:
             beside = {member.path.name: member for member in members if member.path.parent == inside}
             selection = select(beside, archive.name)
             _extract([beside[name] for name in selection.files], folder)
+            _read_to_end(opened)
     except _BAD_ARCHIVE as error:
         raise ModelError(f"{archive.name} is not an intact archive: {error}") from error
     if selection.is_gguf:
@@ -96,6 +99,13 @@ def _model_folder(members: list[_Member], where: str) -> PurePosixPath:
     if not homes:
         raise ModelError(f"{where} is not a model: it has neither a config.json nor a GGUF file")
     return min(homes, key=lambda path: (len(path.parts), path))
+
+
+def _read_to_end(archive: _Archive) -> None:
+    """A compressed .tar has its checksum behind everything else."""
+    if isinstance(archive, tarfile.TarFile) and archive.fileobj is not None:
+        while archive.fileobj.read(1 << 20):
+            pass
 
 
 def _extract(members: list[_Member], folder: Path) -> None:

@@ -9,7 +9,8 @@ from shared.errors import ModelError
 from shared.models.config import load_config
 from shared.models.fetch.disk import require_space
 from shared.models.fetch.patience import Patience
-from shared.models.fetch.transfer import RemoteFile, download, look_up
+from shared.models.fetch.remote import RemoteFile, look_up
+from shared.models.fetch.transfer import download
 from shared.models.progress import Progress
 
 _MAX_AT_ONCE: Final = 4

@@ -10,9 +10,9 @@ from shared.errors import ModelError
 from shared.models.fetch.batch import download_gguf, download_model
 from shared.models.fetch.connect import ACCESS_HINTS, connect_bucket
 from shared.models.fetch.patience import Patience
+from shared.models.fetch.remote import Checksum, RemoteFile
 from shared.models.fetch.result import Fetched, FetchedFile, FetchedFolder
 from shared.models.fetch.selection import select
-from shared.models.fetch.transfer import Checksum, RemoteFile
 from shared.models.progress import Progress
 from shared.models.sources import BucketSource
 

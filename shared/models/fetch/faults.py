@@ -6,13 +6,7 @@ obstore reports most faults as one type, so the HTTP status and the cause are re
 import re
 from typing import Final
 
-from obstore.exceptions import (
-    BaseError,
-    GenericError,
-    NotSupportedError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import BaseError, GenericError, NotSupportedError
 
 from shared.errors import ModelError
 
@@ -57,15 +51,14 @@ def is_about_range(error: BaseException) -> bool:
 def explain(error: BaseException, url: str, access_hint: str) -> ModelError:
     """The sentence for a fault that is final. `access_hint` says how to get access to this kind of source."""
     text = str(error)
-    if isinstance(error, FileNotFoundError):
+    status = _status(text)
+    if isinstance(error, FileNotFoundError) or status == 404:
         return Missing(f"there is no such bucket: {url}" if "NoSuchBucket" in text else f"{url} does not exist (404)")
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return ModelError(f"{url}: access denied ({_status(text) or 403}); {access_hint}")
+    if status in (401, 403):
+        return ModelError(f"{url}: access denied ({status}); {access_hint}")
     if _METADATA_SERVICE in text:
         return ModelError(f"{url}: no credentials found; {access_hint}")
-    if isinstance(error, NotSupportedError):
-        return ModelError(f"{url}: the server does not do what is needed: {_first_line(text)}")
-    if (status := _status(text)) is not None:
+    if status is not None:
         return ModelError(f"{url}: the server answered with status {status}")
     for mark, cause in _CAUSES:
         if mark in text:

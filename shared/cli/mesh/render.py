@@ -1,0 +1,92 @@
+"""A snapshot of a mesh as a table for people. Owns words, numbers' formats and colours."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shared.cli.mesh.view import ExecutorRow, InstanceRow, QueueRow, Snapshot
+from shared.messages import DetokenizerStatus, ExecutorStatus, GatewayStatus, SchedulerStatus, TokenizerStatus
+
+_STATE_COLOURS = {"up": "green", "draining": "yellow", "lost": "red"}
+
+
+def render(snapshot: Snapshot, *, is_connected: bool = True) -> RenderableType:
+    """The whole picture."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("instance", "id", "state", "beat", "model"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("now", overflow="fold")
+    for row in snapshot.instances:
+        table.add_row(
+            row.name,
+            Text(row.instance_id.rpartition("-")[2], style="dim"),
+            Text(row.state, style=_STATE_COLOURS[row.state]),
+            f"{row.age_s:.1f} s",
+            ", ".join(row.models) or "–",
+            "" if row.state == "lost" else doing(row, snapshot),
+        )
+    return Group(headline(snapshot, is_connected=is_connected), Text(), table)
+
+
+def headline(snapshot: Snapshot, *, is_connected: bool = True) -> Text:
+    """Whether the mesh can serve, in a sentence."""
+    if not is_connected:
+        return Text("NATS cannot be reached at this moment; what follows is old.", style="red")
+    if not snapshot.instances:
+        return Text("Nobody is there: no instance of Shoal beats on this NATS server.", style="red")
+    if not snapshot.missing:
+        return Text("Cannot serve: no instance has a model yet.", style="red")
+    served = [model for model, services in snapshot.missing.items() if not services]
+    lines = [f"Serves {', '.join(served)}."] if served else []
+    for model, services in snapshot.missing.items():
+        if services:
+            lines.append(f"Cannot serve {model}: there is no {' and no '.join(services)} that takes work.")
+    return Text(" ".join(lines), style="green" if served else "red")
+
+
+def doing(row: InstanceRow, snapshot: Snapshot) -> str:
+    """What an instance does, in a few words."""
+    match row.status:
+        case GatewayStatus() as status:
+            words = [
+                f"{status.num_open_requests} open, {status.num_requests} so far, {status.num_connections} connections",
+                status.address,
+            ]
+        case TokenizerStatus() as status:
+            words = [f"{status.num_requests} prompts, {status.num_tokens} tokens so far"]
+        case SchedulerStatus():
+            words = _queue(next(queue for queue in snapshot.queues if queue.instance_id == row.instance_id))
+        case ExecutorStatus():
+            words = _executor(
+                next(executor for executor in snapshot.executors if executor.instance_id == row.instance_id)
+            )
+        case DetokenizerStatus() as status:
+            words = [f"{status.num_open_choices} open choices, {status.num_tokens} tokens so far"]
+        case _:
+            words = []
+    if row.num_dropped_messages:
+        words.append(f"{row.num_dropped_messages} messages dropped")
+    return " · ".join(word for word in words if word)
+
+
+def _queue(queue: QueueRow) -> list[str]:
+    words = [f"{queue.num_waiting} waiting, {queue.num_running} running"]
+    if queue.output_tokens_per_s is not None:
+        words.append(f"{queue.output_tokens_per_s:.0f} tokens/s out")
+    if queue.cache_hit_share is not None:
+        words.append(f"{queue.cache_hit_share:.0%} of prompt tokens from cache")
+    if queue.num_preemptions:
+        words.append(f"{queue.num_preemptions} preemptions")
+    return words
+
+
+def _executor(executor: ExecutorRow) -> list[str]:
+    words = [executor.device, f"held by {executor.held_by}" if executor.held_by else "held by nobody"]
+    if executor.busy_share is not None:
+        words.append(f"busy {executor.busy_share:.0%}")
+    if executor.computed_tokens_per_s is not None:
+        words.append(f"{executor.computed_tokens_per_s:.0f} tokens/s computed")
+    if executor.blocks is not None:
+        blocks = executor.blocks
+        words.append(f"blocks {blocks.num_free_blocks} free of {blocks.num_blocks}, {blocks.num_cached_blocks} cached")
+    return words

@@ -1,0 +1,205 @@
+"""What `shoal up` shows: a calm start, the address, and problems; or every event as JSON, for machines.
+
+Owns words and colours. Decides nothing about processes.
+"""
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from shared import log as logs
+from shared.cli.mesh.log_files import LogLine
+from shared.cli.mesh.state import MeshState
+from shared.cli.mesh.supervisor import Reporter, is_trouble
+from shared.clock import Clock
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+_MAX_TROUBLES, _TROUBLE_WINDOW_S = 20, 10.0
+"""Lines of trouble that are shown; a storm is in the log files."""
+
+_SAME_TROUBLE_S = 2.0
+"""What one process just said is not repeated for another that says the same."""
+
+
+class MeshReporter(Reporter, Protocol):
+    """Who is told how the mesh is."""
+
+    def starting(self, names: Sequence[str], model: str) -> None:
+        """These processes were started."""
+        ...
+
+    def up(self, name: str, after_s: float, waiting_for: Sequence[str]) -> None:
+        """One of them has begun to beat; these have not."""
+        ...
+
+    def ready(self, state: MeshState, after_s: float) -> None:
+        """A request would be served."""
+        ...
+
+    def hung(self, name: str) -> None:
+        """A process has been silent for too long and is ended."""
+        ...
+
+    def stop(self) -> None:
+        """The mesh was told to stop."""
+        ...
+
+    def stopped(self) -> None:
+        """Nothing of it is left."""
+        ...
+
+
+class TerminalReporter:
+    """For people."""
+
+    def __init__(self, console: "Console", clock: Clock, logs_folder: str) -> None:
+        self._console = console
+        self._clock = clock
+        self._logs_folder = logs_folder
+        self._spinner: Status | None = None
+        self._is_ready = False
+        self._troubles: deque[float] = deque(maxlen=_MAX_TROUBLES)
+        self._said_at: dict[str, float] = {}
+        self._is_in_storm = False
+
+    def starting(self, names: Sequence[str], model: str) -> None:
+        """Name the processes; on a terminal, show that something goes on."""
+        self._say(f"Starting {', '.join(names)} for {model}.")
+        if self._console.is_terminal:
+            self._spinner = self._console.status("waiting …")
+            self._spinner.start()
+
+    def up(self, name: str, after_s: float, waiting_for: Sequence[str]) -> None:
+        """One line a process."""
+        self._say(f"  {name:<16} up after {after_s:.1f} s")
+        if self._spinner:
+            what = ", ".join(waiting_for)
+            self._spinner.update(f"waiting for {what}" if what else "waiting until a request would be served")
+
+    def ready(self, state: MeshState, after_s: float) -> None:
+        """The address, and what to do with it."""
+        self._quieten()
+        if self._is_ready:
+            self._say(f"Serving again after {after_s:.1f} s.")
+            return
+        self._is_ready = True
+        body = f'{{"model": "{state.model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
+        is_default = state.port == 8000
+        chat = "shoal chat" if is_default else f"shoal chat --url {state.address}"
+        status = "shoal status" if is_default else f"shoal status --port {state.port}"
+        self._say(f"\nShoal serves {state.model} at {state.address}  (ready in {after_s:.1f} s)\n")
+        self._say(
+            f"  curl -N {state.address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n"
+        )
+        for command, meaning in ((chat, "talk to it"), (status, "watch it")):
+            self._say(f"  {command:<44}  {meaning}")
+        self._say(f"\nCtrl-C stops it. Logs are in {self._logs_folder}.")
+
+    def line(self, name: str, line: LogLine, raw: str) -> None:
+        """Problems only, and not a storm of them."""
+        if not is_trouble(line):
+            return
+        now = self._clock.now()
+        if now - self._said_at.get(line.text, float("-inf")) < _SAME_TROUBLE_S:
+            return  # they all lose the same broker
+        self._said_at[line.text] = now
+        if len(self._troubles) == _MAX_TROUBLES and now - self._troubles[0] < _TROUBLE_WINDOW_S:
+            if not self._is_in_storm:
+                self._is_in_storm = True
+                self._say(f"Many more problems; they are in {self._logs_folder}.", style="yellow")
+            return
+        self._is_in_storm = False
+        self._troubles.append(now)
+        is_error = (line.level or 0) >= logging.ERROR
+        details = f"  ({line.details})" if line.details else ""
+        self._say(f"{name}: {line.text}{details}", style="red" if is_error else "yellow")
+
+    def died(self, name: str, how: str, delay_s: float) -> None:
+        """It will be back."""
+        again = f"in {delay_s:.1f} s" if delay_s else "now"
+        self._say(f"{name} {how}; starting it again {again}.", style="yellow")
+
+    def hung(self, name: str) -> None:
+        """It will be ended."""
+        self._say(f"{name} runs but says nothing any more; ending it.", style="yellow")
+
+    def stop(self) -> None:
+        """Draining takes a while."""
+        self._quieten()
+        self._say("\nStopping, after what is being answered; Ctrl-C again ends it at once.")
+
+    def stopping(self, names: Sequence[str]) -> None:
+        """Too much detail."""
+
+    def killed(self, name: str) -> None:
+        """Something may have been cut off."""
+        self._say(f"{name} did not stop in time and was killed.", style="yellow")
+
+    def stopped(self) -> None:
+        """The last word."""
+        self._quieten()
+        self._say("Stopped.")
+
+    def _quieten(self) -> None:
+        if self._spinner:
+            self._spinner.stop()
+            self._spinner = None
+
+    def _say(self, text: str, *, style: str | None = None) -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+class JsonReporter:
+    """For machines: each event of each process on a line of standard output, and those of `shoal up` itself."""
+
+    def __init__(self, level: str) -> None:
+        logs.configure(name="up", level=level, style="json", stream=sys.stdout)
+        self._log = logging.getLogger("shared.cli.up")
+
+    def starting(self, names: Sequence[str], model: str) -> None:
+        """Logged."""
+        self._log.info("starting a mesh", extra={"programs": list(names), "model": model})
+
+    def up(self, name: str, after_s: float, waiting_for: Sequence[str]) -> None:
+        """Logged."""
+        self._log.info("process is up", extra={"program": name, "after_s": after_s, "waiting_for": list(waiting_for)})
+
+    def ready(self, state: MeshState, after_s: float) -> None:
+        """Logged."""
+        self._log.info("mesh is ready", extra={"address": state.address, "model": state.model, "after_s": after_s})
+
+    def line(self, name: str, line: LogLine, raw: str) -> None:
+        """Events as they came; what is none becomes one."""
+        if raw.startswith("{") and line.level is not None:
+            print(raw, flush=True)
+        else:
+            self._log.log(line.level or logging.INFO, "%s", line.text, extra={"program": name})
+
+    def died(self, name: str, how: str, delay_s: float) -> None:
+        """Logged."""
+        self._log.warning("process died", extra={"program": name, "how": how, "restart_in_s": delay_s})
+
+    def hung(self, name: str) -> None:
+        """Logged."""
+        self._log.warning("process is silent; ending it", extra={"program": name})
+
+    def stop(self) -> None:
+        """Logged."""
+        self._log.info("stopping the mesh")
+
+    def stopping(self, names: Sequence[str]) -> None:
+        """Logged."""
+        self._log.info("stopping processes", extra={"programs": list(names)})
+
+    def killed(self, name: str) -> None:
+        """Logged."""
+        self._log.warning("process did not stop in time and was killed", extra={"program": name})
+
+    def stopped(self) -> None:
+        """Logged."""
+        self._log.info("mesh stopped")

@@ -1,0 +1,136 @@
+"""One mesh from start to stop: its processes, who of them beats, whether it serves, and the signals that end it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+
+from shared.cli.mesh import readiness
+from shared.cli.mesh.liveness import Liveness
+from shared.cli.mesh.log_files import LogLine
+from shared.cli.mesh.plan import MeshOptions, Program, StopOrder
+from shared.cli.mesh.report import MeshReporter
+from shared.cli.mesh.state import MeshFolder, MeshState
+from shared.cli.mesh.supervisor import Supervisor
+from shared.cli.mesh.watch import connected, listen
+from shared.clock import Clock
+from shared.messages import Presence
+
+_POLL_S = 0.1
+"""While it is not ready."""
+_CHECK_S = 0.5
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class MeshRun:
+    """A mesh of this machine while it runs."""
+
+    def __init__(
+        self,
+        options: MeshOptions,
+        programs: Sequence[Program],
+        folder: MeshFolder,
+        *,
+        reporter: MeshReporter,
+        clock: Clock,
+    ) -> None:
+        """Raises OSError if the log files cannot be written."""
+        self._options = options
+        self._folder = folder
+        self._reporter = reporter
+        self._clock = clock
+        self._liveness = Liveness(clock)
+        self._service_names = [program.name for program in programs if program.stop_order is not StopOrder.BROKER]
+        self._names = [program.name for program in programs]
+        self._stop = asyncio.Event()
+        self._started: dict[str, float] = {}
+        self.supervisor = Supervisor(
+            programs,
+            folder=folder.logs,
+            reporter=self,
+            clock=clock,
+            drain_deadline_s=options.drain_deadline_s,
+        )
+
+    async def run(self) -> None:
+        """Serve until a signal says stop. Raises as `Supervisor.run` does."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        began = self._clock.now()
+        self._started = dict.fromkeys(self._names, began)
+        self._folder.write(self._state())
+        self._reporter.starting(self._names, self._options.model)
+        watching = [asyncio.create_task(self._watch_beats()), asyncio.create_task(self._watch_readiness(began))]
+        for task in watching:
+            task.add_done_callback(lambda _task: self._stop.set())  # it only ever ends by a bug, or because we stop
+        try:
+            await self.supervisor.run(self._stop)
+        finally:
+            for task in watching:
+                task.cancel()
+            outcomes = await asyncio.gather(*watching, return_exceptions=True)
+            for number in _STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    # What the supervisor tells.
+
+    def line(self, name: str, line: LogLine, raw: str) -> None:
+        """A process wrote a line."""
+        self._reporter.line(name, line, raw)
+
+    def died(self, name: str, how: str, delay_s: float) -> None:
+        """A process died: its next life has to beat anew."""
+        self._liveness.forget(name)
+        self._started[name] = self._clock.now()
+        self._reporter.died(name, how, delay_s)
+
+    def stopping(self, names: Sequence[str]) -> None:
+        """These were told to stop now."""
+        self._reporter.stopping(names)
+
+    def killed(self, name: str) -> None:
+        """A process did not stop in time and was killed."""
+        self._reporter.killed(name)
+
+    def _state(self) -> MeshState:
+        options = self._options
+        address = readiness.address(options.host, options.port)
+        return MeshState(address, options.port, options.nats_url, options.model, os.getpid())
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self.supervisor.hurry()
+        else:
+            self._reporter.stop()
+            self._stop.set()
+
+    def _on_beat(self, beat: Presence) -> None:
+        if self._liveness.observe(beat) and beat.name in self._started:
+            waiting_for = [name for name in self._service_names if not self._liveness.has_heard(name)]
+            self._reporter.up(beat.name, self._clock.now() - self._started[beat.name], waiting_for)
+
+    async def _watch_beats(self) -> None:
+        async with connected(self._options.nats_url) as transport:
+            await listen(transport, self._on_beat)
+            while True:
+                await asyncio.sleep(_CHECK_S)
+                for name in self._liveness.hung(is_connected=transport.is_connected):
+                    if name in self._service_names:
+                        self._reporter.hung(name)
+                        self.supervisor.kill(name)
+
+    async def _watch_readiness(self, began: float) -> None:
+        """Tell when the mesh serves, and when it does so again after it did not."""
+        is_ready = False
+        while not self._stop.is_set():
+            answer = await readiness.ask(self._options.host, self._options.port, self._options.model)
+            was_ready, is_ready = is_ready, answer is not None and answer.is_ready
+            if is_ready and not was_ready:
+                self._reporter.ready(self._state(), self._clock.now() - began)
+            elif was_ready and not is_ready:
+                began = self._clock.now()
+            await asyncio.sleep(_CHECK_S if is_ready else _POLL_S)

@@ -1,0 +1,89 @@
+"""`shoal status`: who is in a mesh, what waits, how fast it goes; live, or once."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from shared import config as settings
+from shared.cli.mesh.find import find_mesh, home_folder
+from shared.cli.mesh.render import render
+from shared.cli.mesh.view import MeshView, encode_json
+from shared.cli.mesh.watch import connected, listen
+from shared.clock import SystemClock
+from shared.config import MeshConfig
+from shared.transport import Transport
+
+_CONNECT_TIMEOUT_S = 3.0
+_LISTEN_S = 1.2
+"""Two beats of everybody."""
+_REFRESH_S = 0.25
+_WIDTH_OF_FILES = 200
+
+EXIT_CANNOT_SERVE = 1
+
+
+@click.command(epilog="Exit status: 0 if a request would be served, 1 if not, 2 if nobody can be asked.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="The mesh of `shoal up` on this port.")
+@click.option("--nats-url", help="The mesh on this NATS server.")
+@click.option("--home", type=click.Path(path_type=Path, file_okay=False), help="The --home that it was started with.")
+@click.option("--once", is_flag=True, help="Listen for a moment, print what is there, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: once, or a line a second.")
+def command(port: int | None, nats_url: str | None, home: Path | None, *, once: bool, as_json: bool) -> None:
+    """Show a mesh's instances, queues and speed, live.
+
+    Without an option, shows the only mesh of `shoal up` on this machine, or the one on SHOAL_NATS_URL.
+    """
+    logging.getLogger().addHandler(logging.NullHandler())  # what matters is shown
+    if nats_url is None:
+        state = find_mesh(home_folder(home, os.environ), port)
+        nats_url = state.nats_url if state else settings.load(MeshConfig, os.environ).nats_url
+    if once or not (as_json or sys.stdout.isatty()):
+        sys.exit(asyncio.run(_show_once(nats_url, as_json=as_json)))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_stream_json(nats_url) if as_json else _show_live(nats_url))
+
+
+@contextlib.asynccontextmanager
+async def _watching(nats_url: str) -> AsyncIterator[tuple[Transport, MeshView]]:
+    view = MeshView(SystemClock())
+    async with connected(nats_url, timeout_s=_CONNECT_TIMEOUT_S) as transport:
+        await listen(transport, view.observe)
+        yield transport, view
+
+
+async def _show_once(nats_url: str, *, as_json: bool) -> int:
+    async with _watching(nats_url) as (_, view):
+        await asyncio.sleep(_LISTEN_S)
+        snapshot = view.snapshot()
+    if as_json:
+        click.echo(encode_json(snapshot))
+    else:
+        Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES).print(render(snapshot))
+    return 0 if snapshot.can_serve else EXIT_CANNOT_SERVE
+
+
+async def _stream_json(nats_url: str) -> None:
+    async with _watching(nats_url) as (transport, view):
+        while True:
+            await asyncio.sleep(1.0)
+            if transport.is_connected:
+                view.tick()
+            click.echo(encode_json(view.snapshot()))
+
+
+async def _show_live(nats_url: str) -> None:
+    async with _watching(nats_url) as (transport, view):
+        with Live(render(view.snapshot()), screen=False, auto_refresh=False, transient=False) as live:
+            while True:
+                await asyncio.sleep(_REFRESH_S)
+                if transport.is_connected:
+                    view.tick()
+                live.update(render(view.snapshot(), is_connected=transport.is_connected), refresh=True)

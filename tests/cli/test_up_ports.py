@@ -1,0 +1,39 @@
+"""Ports: free ones, and who holds one that is not."""
+
+import os
+import socket
+
+import pytest
+
+from shared.cli.mesh.ports import check_is_free, free_port
+from shared.errors import OperatorError
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    port = free_port()
+    check_is_free("127.0.0.1", port)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_a_taken_port_is_said_with_who_holds_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(OperatorError) as caught:
+            check_is_free("127.0.0.1", port)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"port {port} is taken by process {os.getpid()} (")
+    assert sentence.endswith("; choose another with --port")
+
+
+def test_a_port_whose_connections_still_linger_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0] as accepted:
+            accepted.shutdown(socket.SHUT_RDWR)  # the server closes first, so it is its side that waits
+    check_is_free("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_said_to_be_wrong() -> None:
+    with pytest.raises(OperatorError, match=r"cannot listen on 192\.0\.2\.1 port 8000"):
+        check_is_free("192.0.2.1", 8000)

@@ -1,0 +1,344 @@
+"""`pull`: from every kind of source to a model in the store, whatever happens in between."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import ModelError
+from shared.models import pull as pull_module
+from shared.models.config import load_config
+from shared.models.fetch.hub import HubAccess
+from shared.models.fetch.patience import Patience
+from shared.models.manifest import Manifest
+from shared.models.progress import Silent
+from shared.models.pull import Terms, pull
+from shared.models.store import ModelStore
+from tests.models.fake_hub import FakeHub
+from tests.models.file_server import FileServer
+from tests.models.test_archive import make_zip
+from tests.models.tiny_gguf import write_tiny_gguf
+from tests.tiny_models import FAMILIES
+
+
+@pytest.fixture
+def terms(patience: Patience) -> Terms:
+    """No printing, no waiting."""
+    return Terms(patience=patience)
+
+
+class Listener(Silent):
+    """Remembers the sentences, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.has_heard = threading.Event()
+
+    def say(self, sentence: str) -> None:
+        """Remember it."""
+        self.sentences.append(sentence)
+        self.has_heard.set()
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """A folder's content."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def long(gguf_file: Path) -> bytes:
+    """The file with something behind it, which GGUF allows: long enough to be interrupted."""
+    return gguf_file.read_bytes() + bytes(2_000_000)
+
+
+def assert_nothing_is_left(store: ModelStore) -> None:
+    """Of a finished pull only the model stays."""
+    assert not any((store.home / "partial").iterdir())
+
+
+# Sources
+
+
+def test_a_gguf_file_becomes_a_model(store: ModelStore, terms: Terms, gguf_file: Path) -> None:
+    result = pull(store, str(gguf_file), terms=terms)
+    assert not result.was_present
+    assert result.manifest.name == "tiny-llama.Q8_0"
+    assert result.manifest.source == str(gguf_file)
+    assert result.manifest.main_type == "Q8_0"
+    assert result.manifest.license == "cc0-1.0"
+    assert load_config(store.folder("tiny-llama.Q8_0")).family == "llama"
+    assert {file.path for file in result.manifest.files} == {
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+    }
+    store.verify(result.manifest.name)
+    assert_nothing_is_left(store)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_1", "Q6_K"])
+def test_every_family_is_imported_from_gguf(
+    store: ModelStore, terms: Terms, tmp_path: Path, family: str, kind: str
+) -> None:
+    shape: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
+    source = write_tiny_gguf(tmp_path / "x.gguf", family, kind=kind, tie_word_embeddings=False, **shape)
+    manifest = pull(store, str(source), terms=terms).manifest
+    assert (manifest.family, manifest.main_type) == (family, kind)
+    assert "F32" in manifest.quantization  # the norms
+
+
+def test_a_folder_becomes_a_model_and_stays_as_it_was(store: ModelStore, terms: Terms, sharded_folder: Path) -> None:
+    before = files_of(sharded_folder)
+    result = pull(store, str(sharded_folder), name="org/q", terms=terms)
+    assert result.manifest.family == "qwen3"
+    assert result.folder == store.folder("org/q")
+    assert files_of(sharded_folder) == before
+    store.verify("org/q")
+
+
+def test_a_hub_repository_becomes_a_model_named_after_it(
+    store: ModelStore, patience: Patience, file_server: FileServer, model_folder: Path
+) -> None:
+    hub = FakeHub(file_server)
+    hub.add("org/tiny", files_of(model_folder), license_name="mit")
+    result = pull(store, "org/tiny", terms=Terms(patience=patience, hub=HubAccess(hub.endpoint)))
+    assert (result.manifest.name, result.manifest.license) == ("org/tiny", "mit")
+    assert_nothing_is_left(store)
+
+
+def test_a_web_folder_an_archive_and_a_file_become_models(
+    store: ModelStore,
+    terms: Terms,
+    file_server: FileServer,
+    model_folder: Path,
+    gguf_file: Path,
+    tmp_path: Path,
+) -> None:
+    archive = make_zip(tmp_path / "z.zip", {f"x/{name}": content for name, content in files_of(model_folder).items()})
+    file_server.files |= {f"web/{name}": content for name, content in files_of(model_folder).items()}
+    file_server.files |= {"z.zip": archive.read_bytes(), "f.gguf": gguf_file.read_bytes()}
+    names = [pull(store, f"{file_server.url}/{path}", terms=terms).manifest.name for path in ("web", "z.zip", "f.gguf")]
+    assert names == ["web", "z", "f"]
+    assert [manifest.name for manifest in store.list()] == ["f", "web", "z"]
+
+
+# What is there already
+
+
+@pytest.fixture
+def pulled(store: ModelStore, terms: Terms, file_server: FileServer, gguf_file: Path) -> str:
+    """A source that was pulled as the model `x`; the server has it no more."""
+    file_server.files["x.gguf"] = gguf_file.read_bytes()
+    source = f"{file_server.url}/x.gguf"
+    pull(store, source, terms=terms)
+    file_server.files.clear()
+    file_server.requests.clear()
+    return source
+
+
+def test_a_model_that_is_there_is_left_alone_without_a_look_at_the_network(
+    store: ModelStore, terms: Terms, file_server: FileServer, pulled: str
+) -> None:
+    result = pull(store, pulled, terms=terms)
+    assert result.was_present
+    assert not file_server.requests
+
+
+def test_force_fetches_again(
+    store: ModelStore, patience: Patience, file_server: FileServer, pulled: str, gguf_file: Path
+) -> None:
+    forced = Terms(patience=patience, is_forced=True)
+    with pytest.raises(ModelError, match="does not exist"):
+        pull(store, pulled, terms=forced)
+    store.folder("x")  # the old one stays until the new one is complete
+    file_server.files["x.gguf"] = gguf_file.read_bytes()
+    result = pull(store, pulled, terms=forced)
+    assert not result.was_present
+    assert file_server.ranges("x.gguf")[-1] is None
+
+
+def test_a_damaged_model_is_fetched_again(
+    store: ModelStore, patience: Patience, file_server: FileServer, pulled: str, gguf_file: Path
+) -> None:
+    (store.folder("x") / "tokenizer.json").unlink()
+    file_server.files["x.gguf"] = gguf_file.read_bytes()
+    listener = Listener()
+    assert not pull(store, pulled, terms=Terms(progress=listener, patience=patience)).was_present
+    assert "is damaged" in listener.sentences[0]
+    store.verify("x")
+
+
+def test_a_name_is_not_taken_from_another_source_unasked(
+    store: ModelStore, terms: Terms, patience: Patience, pulled: str, gguf_file: Path
+) -> None:
+    with pytest.raises(ModelError, match=rf"a model x already, from {pulled}; give this one another name"):
+        pull(store, str(gguf_file), name="x", terms=terms)
+    pull(store, str(gguf_file), name="y", terms=terms)
+    pull(store, str(gguf_file), name="x", terms=Terms(patience=patience, is_forced=True))
+    assert store.manifest("x").source == str(gguf_file)
+
+
+# What goes wrong
+
+
+def test_an_interrupted_pull_leaves_no_model_and_goes_on_where_it_was(
+    store: ModelStore, terms: Terms, file_server: FileServer, gguf_file: Path
+) -> None:
+    file_server.files["x.gguf"] = long(gguf_file)
+    file_server.breaks["x.gguf"].append(1_000_000)
+    with pytest.raises(ModelError, match="broke off"):
+        pull(store, f"{file_server.url}/x.gguf", terms=Terms(patience=Patience(max_failures=0)))
+    assert not store.has("x")
+    assert not store.list()
+    arrived = (store.partial("x") / "downloads" / "x.gguf.part").stat().st_size
+    assert arrived > 0
+    file_server.requests.clear()
+    pull(store, f"{file_server.url}/x.gguf", terms=terms)
+    assert file_server.ranges("x.gguf") == [f"bytes={arrived}-"]
+    assert_nothing_is_left(store)
+
+
+def test_what_another_source_left_is_not_mixed_in(
+    store: ModelStore, terms: Terms, file_server: FileServer, gguf_file: Path
+) -> None:
+    file_server.files |= {"x.gguf": long(gguf_file), "a/x.gguf": long(gguf_file)}
+    file_server.breaks["x.gguf"].append(1_000_000)
+    with pytest.raises(ModelError):
+        pull(store, f"{file_server.url}/x.gguf", terms=Terms(patience=Patience(max_failures=0)))
+    pull(store, f"{file_server.url}/a/x.gguf", terms=terms)
+    assert file_server.ranges("a/x.gguf") == [None]
+    assert store.manifest("x").source.endswith("/a/x.gguf")
+
+
+def test_a_wrong_checksum_installs_nothing(
+    store: ModelStore, terms: Terms, file_server: FileServer, gguf_file: Path
+) -> None:
+    file_server.files["x.gguf"] = gguf_file.read_bytes()
+    with pytest.raises(ModelError, match="checksum is wrong"):
+        pull(store, f"{file_server.url}/x.gguf#sha256={'0' * 64}", terms=terms)
+    assert not store.has("x")
+
+
+def test_a_crash_between_download_and_installation_leaves_no_model_and_no_second_download(
+    store: ModelStore,
+    terms: Terms,
+    file_server: FileServer,
+    gguf_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file_server.files["x.gguf"] = gguf_file.read_bytes()
+
+    def crash(*_arguments: object, **_options: object) -> Manifest:
+        raise SystemExit
+
+    monkeypatch.setattr(ModelStore, "add", crash)
+    with pytest.raises(SystemExit):
+        pull(store, f"{file_server.url}/x.gguf", terms=terms)
+    assert not store.has("x")
+    monkeypatch.undo()
+    file_server.requests.clear()
+    pull(store, f"{file_server.url}/x.gguf", terms=terms)
+    assert file_server.ranges("x.gguf") == []
+    store.verify("x")
+
+
+def test_a_model_that_cannot_be_served_is_not_installed(store: ModelStore, terms: Terms, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF nonsense")
+    for source, complaint in (
+        (str(tmp_path / "x.gguf"), "GGUF file of version"),
+        (str(tmp_path / "y.gguf"), "does not exist"),
+        (str(tmp_path / "nothing"), "does not exist"),
+        (str(tmp_path / "home"), "is not a model"),
+    ):
+        with pytest.raises(ModelError, match=complaint):
+            pull(store, source, name="x", terms=terms)
+    assert not store.has("x")
+
+
+def test_two_pulls_of_one_model_at_once_fetch_it_once(
+    store: ModelStore, patience: Patience, file_server: FileServer, gguf_file: Path
+) -> None:
+    file_server.files["x.gguf"] = gguf_file.read_bytes()
+    file_server.holds["x.gguf"] = 1000
+    first, second = Listener(), Listener()
+    was_present: dict[Listener, bool] = {}
+
+    def run(listener: Listener) -> None:
+        terms = Terms(progress=listener, patience=patience)
+        was_present[listener] = pull(store, f"{file_server.url}/x.gguf", terms=terms).was_present
+
+    threads = [threading.Thread(target=run, args=(listener,)) for listener in (first, second)]
+    threads[0].start()
+    _wait_until(lambda: file_server.ranges("x.gguf") == [None])
+    threads[1].start()
+    assert second.has_heard.wait(20)
+    assert second.sentences == ["waiting for another pull of x"]
+    file_server.release()
+    for thread in threads:
+        thread.join(30)
+    assert was_present == {first: False, second: True}
+    assert file_server.ranges("x.gguf") == [None]
+
+
+# As a process
+
+
+@pytest.fixture
+def start_pull(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """Starts `shoal pull` with the store of `store`."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(source: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", "from shared.cli.main import main; main()", "pull", source]
+        environment = {"SHOAL_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        root = Path(pull_module.__file__).parents[2]
+        process = subprocess.Popen(
+            command, env=environment, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_pull_that_is_stopped_in_the_middle_goes_on_there(
+    store: ModelStore,
+    terms: Terms,
+    file_server: FileServer,
+    gguf_file: Path,
+    start_pull: Callable[[str], "subprocess.Popen[str]"],
+    number: signal.Signals,
+) -> None:
+    file_server.files["x.gguf"] = long(gguf_file)
+    file_server.holds["x.gguf"] = 1_000_000
+    process = start_pull(f"{file_server.url}/x.gguf")
+    part = store.partial("x") / "downloads" / "x.gguf.part"
+    _wait_until(lambda: part.exists() and part.stat().st_size > 500_000)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "interrupted; the same command goes on from here" in errors
+        assert "Traceback" not in errors
+    assert not store.has("x")
+    arrived = part.stat().st_size
+    file_server.release()
+    file_server.requests.clear()
+    pull(store, f"{file_server.url}/x.gguf", terms=terms)
+    assert file_server.ranges("x.gguf") == [f"bytes={arrived}-"]
+    store.verify("x")
