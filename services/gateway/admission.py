@@ -1,0 +1,85 @@
+"""Which models there are, whether one can be served now, and by which scheduler. Knows it from presence alone."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shared.clock import Clock
+from shared.errors import ModelNotFound, Unavailable
+from shared.ids import InstanceId, Service
+from shared.messages import Presence, SchedulerStatus, TokenizerStatus
+from shared.presence import Directory
+
+NEEDED_SERVICES = (Service.TOKENIZER, Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
+"""What must be there for a model, besides a gateway."""
+
+_REMEMBERED_S = 60.0
+"""So long after its last instance vanished a model is unavailable rather than unknown."""
+_RETRY_AFTER_S = 1.0
+
+
+class Admission:
+    """Decides about one request at a time, from the beats of the others."""
+
+    def __init__(self, directory: Directory, clock: Clock) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._last_named: dict[str, float] = {}
+        self._num_given: Counter[InstanceId] = Counter()
+        """Requests given to each scheduler since its last beat, which its own counts cannot show yet."""
+
+    def observe(self, beat: Presence) -> None:
+        """Take note of a beat that the directory has seen."""
+        for model in beat.models:
+            self._last_named[model] = self._clock.now()
+        self._num_given.pop(beat.instance_id, None)
+
+    def forget(self) -> None:
+        """Drop models that nobody has named for a while. Call it now and then."""
+        oldest = self._clock.now() - _REMEMBERED_S
+        self._last_named = {model: named for model, named in self._last_named.items() if named >= oldest}
+
+    def models(self) -> list[str]:
+        """The models that any instance names, in order."""
+        instances = (beat for service in NEEDED_SERVICES for beat in self._directory.alive(service))
+        return sorted({model for beat in instances for model in beat.models})
+
+    def max_model_len(self, model: str) -> int | None:
+        """Tokens of prompt and output that a request to `model` may have, if a tokenizer has said so."""
+        for beat in self._directory.alive(Service.TOKENIZER, model):
+            if isinstance(beat.status, TokenizerStatus):
+                return beat.status.max_model_len
+        return None
+
+    def num_available(self, model: str) -> dict[Service, int]:
+        """How many instances of each needed service take work for `model`."""
+        return {service: len(self._directory.available(service, model)) for service in NEEDED_SERVICES}
+
+    def missing(self, model: str, needed: Sequence[Service] = NEEDED_SERVICES) -> list[Service]:
+        """The services among `needed` of which no instance takes work for `model`."""
+        return [service for service in needed if not self._directory.available(service, model)]
+
+    def check_model(self, model: str, needed: Sequence[Service] = NEEDED_SERVICES) -> None:
+        """Raises ModelNotFound for a model that nobody names, and Unavailable for one that lacks a needed service."""
+        if missing := self.missing(model, needed):
+            if model not in self._last_named:
+                raise ModelNotFound(f"There is no model {_shown(model)} here.", param="model")
+            names = " and no ".join(missing)
+            raise Unavailable(f"The model {_shown(model)} has no {names} now.", retry_after_s=_RETRY_AFTER_S)
+
+    def choose_scheduler(self, model: str, num_requests: int = 1) -> InstanceId:
+        """The scheduler to give `num_requests` to: the one with the fewest, counting those given since it last spoke.
+
+        `check_model` has passed for `model`.
+        """
+        schedulers = self._directory.available(Service.SCHEDULER, model)
+        chosen = min(schedulers, key=lambda beat: (self._load(beat), beat.instance_id)).instance_id
+        self._num_given[chosen] += num_requests
+        return chosen
+
+    def _load(self, beat: Presence) -> int:
+        reported = beat.status.num_waiting + beat.status.num_running if isinstance(beat.status, SchedulerStatus) else 0
+        return reported + self._num_given[beat.instance_id]
+
+
+def _shown(model: str) -> str:
+    return repr(model if len(model) <= 100 else model[:100] + "…")

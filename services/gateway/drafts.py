@@ -1,0 +1,55 @@
+"""A client's request, checked and said in the mesh's terms: what the endpoints' bodies become."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from shared.ids import InstanceId, RequestId, new_seed
+from shared.messages import Prompt, SubmitRequest, TextOptions
+from shared.sampling import SamplingParams
+
+
+class Endpoint(Enum):
+    """Which of OpenAI's two ways of asking; decides the shape of the answer."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What one client request asks for. Each prompt becomes one request to the mesh."""
+
+    endpoint: Endpoint
+    model: str
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    """Its seed counts only if `has_seed`."""
+    has_seed: bool
+    text: TextOptions
+    num_choices: int
+    max_tokens: int | None
+    ignore_eos: bool
+    is_stream: bool
+    includes_usage: bool
+    """Whether a stream ends with what the request consumed."""
+
+    def submission(
+        self, prompt: Prompt, request_id: RequestId, *, gateway_id: InstanceId, scheduler_id: InstanceId, tenant: str
+    ) -> SubmitRequest:
+        """The message that asks for `prompt`; without a seed from the client, every submission has its own."""
+        sampling = self.sampling if self.has_seed else msgspec.structs.replace(self.sampling, seed=new_seed())
+        return SubmitRequest(
+            request_id=request_id,
+            gateway_id=gateway_id,
+            scheduler_id=scheduler_id,
+            model=self.model,
+            tenant=tenant,
+            prompt=prompt,
+            sampling=sampling,
+            text=self.text,
+            num_choices=self.num_choices,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+        )

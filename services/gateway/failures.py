@@ -1,0 +1,51 @@
+"""How a failure looks to a client: OpenAI's error object, the HTTP status, `Retry-After`."""
+
+import math
+
+import msgspec
+
+from shared.messages import ErrorInfo
+
+
+class RequestFailed(Exception):
+    """One request failed for a reason that came through the mesh."""
+
+    def __init__(self, error: ErrorInfo, request_id: str | None = None) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.request_id = request_id
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+    @staticmethod
+    def of(error: ErrorInfo) -> "ErrorBody":
+        """The error as a client sees it."""
+        return ErrorBody(error.message, error.type, error.param, error.code)
+
+
+class ErrorDocument(msgspec.Struct):
+    """What an answer that is an error consists of."""
+
+    error: ErrorBody
+
+
+def encode_error(error: ErrorInfo) -> bytes:
+    """The JSON document of an error."""
+    return msgspec.json.encode(ErrorDocument(ErrorBody.of(error)))
+
+
+def error_headers(error: ErrorInfo) -> dict[str, str]:
+    """The headers that go with an error: when to try again, how to authenticate."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers

@@ -1,0 +1,217 @@
+"""The HTTP server: routes, bodies, errors as JSON, and the questions about the gateway itself.
+
+Owns sockets and status codes. What an endpoint means is with `generation`, `tokenization`, `models` and `sockets`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from services.gateway.chat import chat_draft
+from services.gateway.completions import completion_draft
+from services.gateway.config import GatewayConfig
+from services.gateway.connections import SlowReaderWatch
+from services.gateway.failures import RequestFailed, encode_error, error_headers
+from services.gateway.generation import generate
+from services.gateway.keys import Keys
+from services.gateway.mesh import Mesh
+from services.gateway.models import list_models, one_model, readiness
+from services.gateway.sockets import Sockets
+from services.gateway.sse import REQUEST_ID_HEADER
+from services.gateway.tokenization import detokenize, tokenize
+from services.gateway.validation import decode_json
+from shared.errors import InvalidRequest, NotFound, RequestError, TooLarge
+from shared.ids import new_request_id
+from shared.messages import ErrorInfo
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_IDLE_CONNECTION_S = 75.0
+_BACKLOG = 1024
+"""Connections that may wait to be taken when many clients come at once."""
+_CLOSE_TIMEOUT_S = 2.0
+"""How long answers that are being written may take when the server stops."""
+
+
+class HttpServer:
+    """The front door of one gateway."""
+
+    def __init__(self, mesh: Mesh, config: GatewayConfig) -> None:
+        self.address = ""
+        self.num_answering = 0
+        """Requests whose answer is not complete, WebSockets aside."""
+        self._mesh = mesh
+        self._config = config
+        self._keys = Keys(config.api_keys)
+        self._watch = SlowReaderWatch(mesh.clock, config.write_timeout_s)
+        self._sockets = Sockets(mesh, config, self._keys, self._watch)
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def num_connections(self) -> int:
+        """Open connections of clients."""
+        return len(self._runner.server.connections) if self._runner is not None and self._runner.server else 0
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the address is taken."""
+        self._runner = web.AppRunner(
+            self._application(),
+            handler_cancellation=True,  # a client that leaves is noticed at once, whatever its handler waits for
+            access_log=None,
+            keepalive_timeout=_IDLE_CONNECTION_S,
+            shutdown_timeout=_CLOSE_TIMEOUT_S,
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._config.host, self._config.port, backlog=_BACKLOG).start()
+        host, port = self._runner.addresses[0][:2]
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._mesh.on_tick.add(self._check_connections)
+        log.info("listening", extra={"address": self.address})
+
+    def say_going_away(self, deadline_s: float) -> None:
+        """Tell the clients that can be told that this gateway drains."""
+        self._sockets.say_going_away(deadline_s)
+
+    async def stop(self) -> None:
+        """Close every connection, after what is being written."""
+        self._mesh.on_tick.discard(self._check_connections)
+        await self._sockets.close_all()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _application(self) -> web.Application:
+        application = web.Application(
+            client_max_size=self._config.max_body_bytes, middlewares=[self._count, self._errors_as_json]
+        )
+        application.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{model:.+}", self._model),
+                web.post("/v1/chat/completions", self._chat_completions),
+                web.post("/v1/completions", self._completions),
+                web.post("/tokenize", self._tokenize),
+                web.post("/detokenize", self._detokenize),
+                web.get("/v1/stream", self._sockets.handle, allow_head=False),
+            ]
+        )
+        return application
+
+    def _check_connections(self) -> None:
+        if self._runner is not None and self._runner.server is not None:
+            self._watch.check(self._runner.server.connections)
+
+    # Endpoints.
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return _json({"status": "alive"})
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        report = readiness(self._mesh)
+        return _json(report, status=200 if report.is_ready else 503)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._keys.tenant(request.headers)
+        return _json(list_models(self._mesh))
+
+    async def _model(self, request: web.Request) -> web.Response:
+        self._keys.tenant(request.headers)
+        return _json(one_model(self._mesh, request.match_info["model"]))
+
+    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
+        tenant, body = await self._read(request)
+        return await generate(request, chat_draft(body), tenant, mesh=self._mesh, config=self._config)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        tenant, body = await self._read(request)
+        return await generate(request, completion_draft(body), tenant, mesh=self._mesh, config=self._config)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        _, body = await self._read(request)
+        return _json(await tokenize(self._mesh, body))
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        _, body = await self._read(request)
+        return _json(await detokenize(self._mesh, body))
+
+    async def _read(self, request: web.Request) -> tuple[str, dict[str, Any]]:
+        """Whose request this is and the object in its body: the key is checked before anything is read."""
+        tenant = self._keys.tenant(request.headers)
+        self._mesh.check_open()
+        if request.content_type != "application/json":
+            raise InvalidRequest("Send the body with the header Content-Type: application/json.")
+        if (request.content_length or 0) > self._config.max_body_bytes:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                data = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise self._too_large() from None
+        except web.RequestPayloadError as error:
+            raise InvalidRequest("The body could not be read: it ended early, or is not encoded as it says.") from error
+        except TimeoutError:
+            raise InvalidRequest("The body did not arrive in time.") from None
+        return tenant, decode_json(data)
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"The body must have at most {self._config.max_body_bytes} bytes.")
+
+    # Middleware.
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_socket = request.path == "/v1/stream"
+        self.num_answering += not is_socket
+        try:
+            return await handler(request)
+        finally:
+            self.num_answering -= not is_socket
+
+    @web.middleware
+    async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except RequestError as error:
+            self._mesh.num_refused[error.code] += 1
+            response = _failure(ErrorInfo.of(error))
+        except RequestFailed as failure:
+            response = _failure(failure.error, {REQUEST_ID_HEADER: failure.request_id} if failure.request_id else {})
+        except web.HTTPException as error:
+            response = _failure(
+                _of_http(error), {name: value for name, value in error.headers.items() if name == "Allow"}
+            )
+        except ConnectionError:
+            raise  # the client is gone: there is nobody to answer
+        except Exception:
+            log.exception("a bug failed a request", extra={"path": request.path})
+            response = _failure(ErrorInfo.of(RequestError("Internal error.")))
+        if not response.prepared:
+            response.headers.setdefault(REQUEST_ID_HEADER, new_request_id())
+        return response
+
+
+def _of_http(error: web.HTTPException) -> ErrorInfo:
+    """What the server's own refusals (no such path, no such method) look like."""
+    if error.status == 404:
+        return ErrorInfo.of(NotFound("There is nothing at this path."))
+    return ErrorInfo(error.status, "invalid_request_error", "invalid_request", f"{error.reason}.")
+
+
+def _failure(error: ErrorInfo, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=encode_error(error),
+        status=error.status,
+        headers=error_headers(error) | (headers or {}),
+        content_type="application/json",
+    )
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

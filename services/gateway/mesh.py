@@ -1,0 +1,182 @@
+"""The mesh as the front doors see it: admit a request, follow it, cancel it, ask a tokenizer something.
+
+Joins what knows of models (`admission`), of open requests (`requests`) and of questions (`calls`), and publishes what
+they say. HTTP and WebSocket handlers call it from their own tasks, the actor feeds it with what arrives; all of that
+happens on one event loop, and state changes only between awaits.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from services.gateway.admission import Admission
+from services.gateway.calls import Calls, new_call_id
+from services.gateway.config import GatewayConfig
+from services.gateway.drafts import Draft
+from services.gateway.requests import OpenRequests, Outgoing
+from services.gateway.streams import Stream
+from shared import subjects
+from shared.clock import Clock
+from shared.codec import encode
+from shared.errors import Disconnected, InvalidRequest, MessageError, Overloaded, TooLarge, Unavailable
+from shared.ids import InstanceId, Service, new_request_id
+from shared.messages import Message, Presence, PromptTokenized, TextProduced, TokensDetokenized
+from shared.presence import Directory
+from shared.transport import Transport
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A", PromptTokenized, TokensDetokenized)
+
+_RETRY_AFTER_S = 1.0
+
+
+class Mesh:
+    """This gateway's side of the mesh."""
+
+    def __init__(self, gateway_id: InstanceId, transport: Transport, clock: Clock, config: GatewayConfig) -> None:
+        self.transport = transport
+        self.clock = clock
+        self.directory = Directory(clock)
+        self.admission = Admission(self.directory, clock)
+        self.requests = OpenRequests(gateway_id, config)
+        self.calls = Calls(config)
+        self.is_draining = False
+        self.num_requests = 0
+        self.num_disconnects = 0
+        """Requests whose client left before the end."""
+        self.num_refused: Counter[str] = Counter()
+        """Client requests that were never opened, by the error's code."""
+        self.on_tick: set[Callable[[], None]] = set()
+        """Called whenever time has passed."""
+        self._gateway_id = gateway_id
+        self._config = config
+
+    # For the front doors.
+
+    def check_open(self) -> None:
+        """Raises Unavailable if nothing new is taken: this gateway drains, or has lost its broker."""
+        if self.is_draining:
+            raise Unavailable("This gateway is shutting down.", retry_after_s=_RETRY_AFTER_S)
+        if not self.transport.is_connected:
+            raise Unavailable("This gateway has lost its message broker.", retry_after_s=_RETRY_AFTER_S)
+
+    def admit(self, draft: Draft, tenant: str) -> list[Stream]:
+        """Open one request for each prompt of `draft`, all or none; `submit` sends them.
+
+        Whoever calls this calls `cancel` with the result when it loses interest, whatever happened until then.
+        Raises Unavailable, ModelNotFound, Overloaded or TooLarge.
+        """
+        self.check_open()
+        self.admission.check_model(draft.model)
+        num_free = self._config.max_open_requests - len(self.requests)
+        if len(draft.prompts) > num_free:
+            raise Overloaded("Too many requests are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
+        scheduler_id = self.admission.choose_scheduler(draft.model, len(draft.prompts))
+        subject = subjects.tokenize(draft.model)
+        admitted: list[tuple[Stream, Outgoing]] = []
+        for prompt in draft.prompts:
+            stream = Stream(new_request_id(), draft.num_choices)
+            message = draft.submission(
+                prompt, stream.request_id, gateway_id=self._gateway_id, scheduler_id=scheduler_id, tenant=tenant
+            )
+            admitted.append((stream, (subject, self._fitting(message))))
+        for stream, submission in admitted:
+            self.requests.add(
+                stream,
+                model=draft.model,
+                tenant=tenant,
+                to=scheduler_id,
+                submission=submission,
+                now=self.clock.now(),
+            )
+        self.num_requests += len(admitted)
+        return [stream for stream, _ in admitted]
+
+    async def submit(self, streams: Sequence[Stream]) -> None:
+        """Send what was admitted. What gets lost is sent again later."""
+        for stream in streams:
+            await self.publish(self.requests.submission(stream.request_id))
+
+    async def cancel(self, streams: Sequence[Stream]) -> None:
+        """Stop those that have not ended."""
+        for stream in streams:
+            await self.publish(self.requests.cancel(stream.request_id, self.clock.now()))
+
+    async def ask(self, model: str, kind: type[A], question: Callable[[str, InstanceId], Message]) -> A:
+        """A tokenizer's answer, of type `kind`, to `question`, which is given a call id and who asks.
+
+        Raises RequestFailed if there is none, and otherwise as `admit` does.
+        """
+        self.check_open()
+        self.admission.check_model(model, (Service.TOKENIZER,))
+        if len(self.calls) >= self._config.max_open_requests:
+            raise Overloaded("Too many questions are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
+        call_id = new_call_id()
+        outgoing = subjects.tokenize(model), self._fitting(question(call_id, self._gateway_id))
+        answer = self.calls.add(call_id, kind, outgoing, self.clock.now())
+        await self.publish([outgoing])
+        return await answer
+
+    # For the actor.
+
+    async def heard(self, beat: Presence) -> None:
+        """Another instance lives, or says that it leaves."""
+        is_news = self.directory.observe(beat)
+        if beat.is_leaving:
+            await self._lose([beat])
+            return
+        self.admission.observe(beat)
+        if is_news and beat.service is Service.DETOKENIZER:
+            self.requests.detokenizer_found(beat.models)
+
+    async def text_produced(self, message: TextProduced) -> None:
+        """A detokenizer has text and ends for us."""
+        if outgoing := self.requests.text_produced(message, self.clock.now()):
+            await self.publish(outgoing)
+
+    async def tick(self) -> None:
+        """Time has passed."""
+        now = self.clock.now()
+        if self.transport.is_connected:  # without the broker nobody can be heard, which says nothing about them
+            await self._lose(self.directory.expire())
+        await self.publish(self.requests.tick(now))
+        await self.publish(self.calls.tick(now))
+        self.admission.forget()
+        for callback in list(self.on_tick):
+            callback()
+
+    async def end_all(self) -> None:
+        """Fail everything that is still open: this gateway leaves."""
+        error = Unavailable("This gateway is shutting down.", retry_after_s=_RETRY_AFTER_S)
+        self.calls.fail_all(error)
+        await self.publish(self.requests.end_all(error, self.clock.now()))
+
+    async def _lose(self, gone: Iterable[Presence]) -> None:
+        now = self.clock.now()
+        for beat in gone:
+            if beat.service is Service.SCHEDULER:
+                await self.publish(self.requests.scheduler_lost(beat.instance_id, now))
+            elif beat.service is Service.DETOKENIZER:
+                without = [model for model in beat.models if not self.directory.alive(Service.DETOKENIZER, model)]
+                self.requests.detokenizer_lost(beat.instance_id, without, now)
+
+    def _fitting(self, message: Message) -> bytes:
+        """The bytes of a message. Raises TooLarge if the broker does not carry so many, before it ever sees them."""
+        try:
+            payload = encode(message)
+        except MessageError as error:
+            raise InvalidRequest(f"The request cannot be sent: {error}.") from error
+        if len(payload) > self.transport.max_payload:
+            limit = self.transport.max_payload
+            raise TooLarge(f"The request takes {len(payload)} bytes, and at most {limit} can be carried.")
+        return payload
+
+    async def publish(self, outgoing: Sequence[Outgoing]) -> None:
+        """Send messages. What cannot be sent now is repeated, or fails its request, when time has passed."""
+        for subject, payload in outgoing:
+            try:
+                await self.transport.publish(subject, payload)
+            except (Disconnected, MessageError) as error:
+                log.warning("message not sent", extra={"subject": subject, "error": str(error)})

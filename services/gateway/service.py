@@ -1,0 +1,90 @@
+"""The gateway's actor: takes what arrives from the mesh, keeps time, and runs the HTTP server beside its mailbox."""
+
+from typing import assert_never
+
+from services.gateway.config import GatewayConfig
+from services.gateway.http import HttpServer
+from services.gateway.mesh import Mesh
+from shared import subjects
+from shared.actor import Actor, Identity, Tick
+from shared.clock import Clock
+from shared.errors import ConfigError
+from shared.messages import (
+    CallFailed,
+    GatewayInbound,
+    GatewayStatus,
+    Presence,
+    PromptTokenized,
+    RequestAccepted,
+    RequestRefused,
+    TextProduced,
+    TokensDetokenized,
+)
+from shared.transport import Transport
+
+
+class Gateway(Actor[GatewayInbound]):
+    """One gateway instance."""
+
+    def __init__(self, identity: Identity, transport: Transport, clock: Clock, config: GatewayConfig) -> None:
+        super().__init__(identity, transport, GatewayInbound, clock)
+        self.mesh = Mesh(identity.instance_id, transport, clock, config)
+        self.server = HttpServer(self.mesh, config)
+
+    async def handle(self, message: GatewayInbound | Tick) -> None:
+        """React to one message from the mesh."""
+        match message:
+            case TextProduced():
+                await self.mesh.text_produced(message)
+            case RequestAccepted():
+                self.mesh.requests.accepted(message, self.clock.now())
+            case RequestRefused():
+                self.mesh.requests.refused(message)
+            case PromptTokenized() | TokensDetokenized():
+                self.mesh.calls.answered(message)
+            case CallFailed():
+                self.mesh.calls.failed(message)
+            case Presence():
+                await self.mesh.heard(message)
+            case Tick():
+                await self.mesh.tick()
+            case _:
+                assert_never(message)
+
+    def status(self) -> GatewayStatus:
+        """Where it listens and how much it has to do."""
+        return GatewayStatus(
+            address=self.server.address,
+            num_open_requests=len(self.mesh.requests),
+            num_connections=self.server.num_connections,
+            num_requests=self.mesh.num_requests,
+        )
+
+    def models(self) -> tuple[str, ...]:
+        """A gateway serves whatever the mesh does."""
+        return ()
+
+    async def on_start(self) -> None:
+        """Listen to presence, and to clients. Raises ConfigError if the address cannot be had."""
+        await self.listen(subjects.PRESENCE)
+        try:
+            await self.server.start()
+        except OSError as error:
+            raise ConfigError(f"SHOAL_GATEWAY_HOST and SHOAL_GATEWAY_PORT: {error}") from error
+
+    def drain(self, deadline_s: float) -> None:
+        """Take nothing new, let what runs finish, and tell clients on WebSockets to go elsewhere."""
+        if not self.is_draining:
+            self.mesh.is_draining = True
+            self.server.say_going_away(deadline_s)
+        super().drain(deadline_s)
+
+    def is_idle(self) -> bool:
+        """Whether no request is open and every answer is written."""
+        return len(self.mesh.requests) == 0 and self.server.num_answering == 0
+
+    async def on_stop(self) -> None:
+        """Fail what is still open, each once, and close every connection."""
+        self.mesh.is_draining = True
+        await self.mesh.end_all()
+        await self.server.stop()

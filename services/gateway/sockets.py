@@ -1,0 +1,67 @@
+"""The WebSockets of one gateway: how one is opened, and what concerns them all. One connection is in `websocket`."""
+
+from typing import Final
+
+from aiohttp import web
+
+from services.gateway.config import GatewayConfig
+from services.gateway.connections import SlowReaderWatch
+from services.gateway.frames import JSON, MSGPACK, Encoding, GoingAway
+from services.gateway.keys import KEY_PROTOCOL_PREFIX, Keys
+from services.gateway.mesh import Mesh
+from services.gateway.websocket import GOING_AWAY, POLICY_VIOLATION, SocketConnection
+from services.gateway.wire import Wire
+from shared.errors import InvalidRequest
+
+_ENCODINGS: Final = {encoding.subprotocol: encoding for encoding in (JSON, MSGPACK)}
+
+
+class Sockets:
+    """The WebSockets of one gateway."""
+
+    def __init__(self, mesh: Mesh, config: GatewayConfig, keys: Keys, watch: SlowReaderWatch) -> None:
+        self._mesh = mesh
+        self._config = config
+        self._keys = keys
+        self._watch = watch
+        self._connections: set[SocketConnection] = set()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve one connection until it ends. Raises RequestError instead of opening it."""
+        tenant = self._keys.tenant(request.headers)
+        self._mesh.check_open()
+        encoding = _encoding(request.headers.get("Sec-WebSocket-Protocol", ""))
+        wire = await Wire.open(request, encoding, self._config)
+        connection = SocketConnection(wire, tenant, self._mesh, max_requests=self._config.max_requests_per_socket)
+        self._connections.add(connection)
+        self._watch.say_goodbye_with(
+            request.protocol, lambda: connection.close(POLICY_VIOLATION, "the client reads too slowly")
+        )
+        try:
+            await connection.serve()
+        finally:
+            self._connections.discard(connection)
+            self._watch.forget(request.protocol)
+        return wire.response
+
+    def say_going_away(self, deadline_s: float) -> None:
+        """Tell every peer that this gateway drains."""
+        for connection in self._connections:
+            connection.reply(GoingAway(round(deadline_s * 1000)))
+
+    async def close_all(self) -> None:
+        """End every connection, after what there is to say on it."""
+        for connection in list(self._connections):
+            await connection.flush()
+            connection.close(GOING_AWAY, "the gateway is shutting down")
+
+
+def _encoding(offered: str) -> Encoding:
+    protocols = [protocol.strip() for protocol in offered.split(",") if protocol.strip()]
+    if not protocols:
+        return JSON
+    for protocol in protocols:
+        if protocol in _ENCODINGS:
+            return _ENCODINGS[protocol]
+    also = " beside the key" if any(protocol.startswith(KEY_PROTOCOL_PREFIX) for protocol in protocols) else ""
+    raise InvalidRequest(f"Offer one of the subprotocols {', '.join(_ENCODINGS)}{also}.")

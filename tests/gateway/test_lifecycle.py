@@ -1,0 +1,250 @@
+"""How a request ends when messages come twice, late or never: one terminal event on every path, nothing left over."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shared import subjects
+from shared.errors import Disconnected, InvalidRequest
+from shared.ids import RequestId
+from shared.messages import ErrorInfo, FinishReason, Outcome, RequestAccepted
+from tests.gateway.fake_mesh import FakeRequest
+from tests.gateway.harness import CHAT, Harness, assert_ended_once, events_of, text_of
+
+PATH = "/v1/chat/completions"
+
+
+# Ends that the mesh brings about.
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_stream_ends_once_with_its_finish_reason(harness: Harness, reason: FinishReason) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.say("a")
+    await request.finish(reason)
+    await request.finish(reason)
+    await request.close(Outcome.FAILED)
+    assert_ended_once(await events_of(response), reason=str(reason))
+    assert harness.mesh.requests.num_ended == {Outcome.COMPLETED: 1}
+    await harness.nothing_is_left()
+
+
+async def test_refusal_before_the_first_byte_has_its_own_status(harness: Harness) -> None:
+    error = ErrorInfo.of(InvalidRequest("Too long.", param="messages"))
+    for is_stream in (False, True):
+        asking, request = await harness.start_chat(stream=is_stream)
+        await request.refuse(error)
+        await request.refuse(error)
+        status, answer = await asking
+        assert (status, answer["error"]["message"], answer["error"]["param"]) == (400, "Too long.", "messages")
+    assert harness.mesh.requests.num_ended == {Outcome.FAILED: 2}
+    assert harness.fake.cancellations.empty(), "a request that was never started needs no cancelling"
+
+
+async def test_failure_in_mid_stream_is_an_error_event(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.say("a")
+    await request.close(Outcome.FAILED, ErrorInfo(500, "server_error", "numbers", "Not a number.", None))
+    events = await events_of(response)
+    assert_ended_once(events, error="numbers")
+    assert text_of(events) == "a"
+
+
+async def test_failure_of_a_whole_answer_has_its_own_status(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await request.accept()
+    await request.say("a")
+    await request.close(Outcome.FAILED, ErrorInfo(503, "service_unavailable_error", "unavailable", "Gone.", None, 1.0))
+    status, answer = await asking
+    assert (status, answer["error"]["message"]) == (503, "Gone.")
+
+
+async def test_failure_without_a_reason_is_still_an_error(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await request.close(Outcome.FAILED)
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (500, "internal_error")
+
+
+async def test_cancellation_that_nobody_asked_for_is_an_error(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.close(Outcome.CANCELLED)
+    assert_ended_once(await events_of(response), error="unavailable")
+
+
+async def test_text_before_the_acceptance_counts_as_one(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await request.say("a")
+    await request.accept()
+    await request.finish()
+    assert (await asking)[1]["choices"][0]["message"]["content"] == "a"
+
+
+async def test_refusal_of_a_repetition_does_not_end_what_was_accepted(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.refuse(ErrorInfo.of(InvalidRequest("Twice.")))
+    await request.complete("a")
+    assert_ended_once(await events_of(response), reason="stop")
+
+
+async def test_messages_about_unknown_requests_are_counted_and_change_nothing(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await request.complete("a")
+    await asking
+    await request.accept()
+    await request.say("more")
+    await request.close(Outcome.FAILED)
+    await harness.fake.send_to(
+        harness.gateway.identity.instance_id,
+        RequestAccepted(RequestId("req-x"), request.message.scheduler_id, 1),
+    )
+    await harness.settle()
+    assert harness.mesh.requests.num_orphans == 4
+    assert harness.mesh.requests.num_ended == {Outcome.COMPLETED: 1}
+
+
+async def test_unreadable_message_is_dropped(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await harness.transport.publish(subjects.inbox(harness.gateway.identity.instance_id), b"\xc1")
+    await request.complete("a")
+    assert (await asking)[0] == 200
+    assert harness.gateway.num_dropped_messages == 1
+
+
+# Lost and repeated messages.
+
+
+async def test_repeated_and_overlapping_text_is_dropped(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    first, second = request.piece("Hel"), request.piece("lo")
+    await request.send_piece(first)
+    await request.send_piece(second)
+    await request.send_piece(first)
+    replay = FakeRequest(harness.fake, request.message)
+    await replay.say("Hello, wor", num_tokens=3)
+    await replay.say("ld")
+    await replay.finish()
+    events = await events_of(response)
+    assert_ended_once(events, reason="stop")
+    assert text_of(events) == "Hello, world"
+
+
+async def test_gap_in_the_text_fails_the_request_and_stops_it(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.say("a")
+    request.piece("lost on its way")
+    await request.say("c")
+    events = await events_of(response)
+    assert_ended_once(events, error="unavailable")
+    assert text_of(events) == "a"
+    assert await harness.fake.next_cancellation() == request.request_id
+    await request.close(Outcome.CANCELLED)
+    await harness.nothing_is_left()
+    assert harness.mesh.requests.num_ended == {Outcome.FAILED: 1}
+
+
+async def test_gap_in_a_whole_answer_has_its_own_status(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    request.piece("lost on its way")
+    await request.say("c")
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (503, "unavailable")
+    assert "lost" in answer["error"]["message"]
+    assert await harness.fake.next_cancellation() == request.request_id
+
+
+async def test_lost_last_piece_is_noticed(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.say("a")
+    await request.close(Outcome.COMPLETED)
+    assert_ended_once(await events_of(response), error="unavailable")
+
+
+async def test_choice_that_was_not_asked_for_fails_the_request(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    other = FakeRequest(harness.fake, request.message)
+    other._num_tokens, other._num_chars = [0, 0], [0, 0]
+    await other.say("x", index=1)
+    assert (await asking)[0] == 503
+    assert await harness.fake.next_cancellation() == request.request_id
+
+
+# Nobody answers.
+
+
+async def test_submission_is_repeated_until_somebody_answers(harness: Harness) -> None:
+    asking, first = await harness.start_chat()
+    await harness.advance(1.5)
+    assert harness.fake.submissions.empty()
+    await harness.advance(0.5)
+    second = await harness.fake.next_request()
+    assert second.message == first.message
+    await second.complete("a")
+    assert (await asking)[0] == 200
+    await harness.advance(10.0)
+    assert harness.fake.submissions.empty()
+
+
+async def test_submission_that_nobody_takes_fails_in_the_end(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await harness.advance(8.5)
+    assert harness.fake.submissions.qsize() == 3
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (503, "unavailable")
+    assert await harness.fake.next_cancellation() == request.request_id
+    await harness.advance(6.0)
+    await harness.nothing_is_left()
+
+
+async def test_publishing_that_fails_is_repeated_too(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any) -> None:
+        raise Disconnected("the buffer for unsent messages is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.transport, "publish", refuse)
+        asking = asyncio.create_task(harness.chat())
+        await harness.until(lambda: len(harness.mesh.requests) == 1)
+        await harness.settle()
+    assert harness.fake.submissions.empty()
+    await harness.advance(2.0)
+    await (await harness.fake.next_request()).complete("a")
+    assert (await asking)[0] == 200
+
+
+async def test_stall_after_the_first_token_is_a_504(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.say("a")
+    await harness.settle()
+    await harness.advance(119.0)
+    await request.say("b")
+    await harness.advance(119.0)
+    assert len(harness.mesh.requests) == 1
+    await harness.advance(1.5)
+    assert_ended_once(await events_of(response), error="stalled")
+    assert await harness.fake.next_cancellation() == request.request_id
+
+
+async def test_waiting_for_the_first_token_has_its_own_limit(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await request.accept()
+    await harness.advance(599.0)
+    assert not asking.done()
+    await harness.advance(1.5)
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (504, "stalled")
+    assert await harness.fake.next_cancellation() == request.request_id
+
+
+async def test_silence_is_bridged_by_comments(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await harness.advance(14.0)
+    await request.say("a")
+    await harness.settle()
+    await harness.advance(14.0)
+    await harness.advance(1.5)
+    await harness.advance(15.0)
+    await request.finish()
+    text = await response.text()
+    assert text.count(": keep-alive\n\n") == 2
+    assert text.index('"a"') < text.index(": keep-alive")

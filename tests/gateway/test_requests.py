@@ -1,0 +1,174 @@
+"""The table of open requests under anything that mesh, client and clock can do, in any order."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.gateway.config import GatewayConfig
+from services.gateway.requests import OpenRequests, Outgoing
+from services.gateway.streams import Reader, Stream
+from shared import subjects
+from shared.codec import Decoder
+from shared.errors import InvalidRequest, Unavailable
+from shared.ids import InstanceId, RequestId
+from shared.messages import (
+    CancelRequest,
+    ChoiceText,
+    ErrorInfo,
+    FinishReason,
+    Outcome,
+    RequestAccepted,
+    RequestClosed,
+    RequestRefused,
+    TextProduced,
+    Usage,
+    int32s,
+)
+
+GATEWAY, SCHEDULER = InstanceId("gateway-1"), InstanceId("scheduler-1")
+DETOKENIZERS = (InstanceId("detokenizer-1"), InstanceId("detokenizer-2"))
+CONFIG = GatewayConfig()
+SUBMISSION: Outgoing = ("tokenize", b"the request")
+IDS = [RequestId(f"req-{number}") for number in range(4)]
+
+
+class Life(RuleBasedStateMachine):
+    """A few requests, and everything that can happen to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.table = OpenRequests(GATEWAY, CONFIG)
+        self.streams: dict[RequestId, Stream] = {}
+        self.ends: dict[RequestId, int] = {}
+        self.cancellations: dict[RequestId, int] = {}
+        self.num_tokens: dict[RequestId, int] = {}
+
+    @initialize()
+    def open_all(self) -> None:
+        for request_id in IDS:
+            stream = Stream(request_id, 1)
+            self.streams[request_id] = stream
+            self.ends[request_id] = self.cancellations[request_id] = self.num_tokens[request_id] = 0
+            Reader([stream], self._counter(request_id), wants_text=False)
+            self.table.add(stream, model="m", tenant="t", to=SCHEDULER, submission=SUBMISSION, now=self.now)
+
+    def _counter(self, request_id: RequestId) -> Any:
+        def count() -> None:
+            self.ends[request_id] += self.streams[request_id].end is not None
+
+        return count
+
+    def _sent(self, outgoing: list[Outgoing]) -> None:
+        for subject, payload in outgoing:
+            if (subject, payload) == SUBMISSION:
+                continue
+            assert subject == subjects.inbox(SCHEDULER)
+            self.cancellations[Decoder[CancelRequest](CancelRequest).decode(payload).request_id] += 1
+
+    @rule(request_id=st.sampled_from(IDS))
+    def accept(self, request_id: RequestId) -> None:
+        self.table.accepted(RequestAccepted(request_id, SCHEDULER, 3), self.now)
+
+    @rule(request_id=st.sampled_from(IDS))
+    def refuse(self, request_id: RequestId) -> None:
+        self.table.refused(RequestRefused(request_id, ErrorInfo.of(InvalidRequest("no"))))
+
+    @rule(request_id=st.sampled_from(IDS), skipped=st.sampled_from([0, 0, 0, 1]), by=st.sampled_from(DETOKENIZERS))
+    def say(self, request_id: RequestId, skipped: int, by: InstanceId) -> None:
+        first = self.num_tokens[request_id] + skipped
+        self.num_tokens[request_id] = first + 1
+        piece = ChoiceText(request_id, 0, first, int32s([1]), first, "x")
+        self._sent(self.table.text_produced(TextProduced(by, texts=(piece,)), self.now))
+
+    @rule(request_id=st.sampled_from(IDS), outcome=st.sampled_from(Outcome), finishes=st.booleans())
+    def close(self, request_id: RequestId, outcome: Outcome, finishes: bool) -> None:
+        count = self.num_tokens[request_id]
+        last = ChoiceText(request_id, 0, count, int32s(), count, "", FinishReason.STOP)
+        closed = RequestClosed(request_id, outcome, Usage(3, 0, (count,)))
+        texts = (last,) if finishes else ()
+        self._sent(self.table.text_produced(TextProduced(DETOKENIZERS[0], texts=texts, closed=(closed,)), self.now))
+
+    @rule(request_id=st.sampled_from(IDS))
+    def cancel(self, request_id: RequestId) -> None:
+        self._sent(self.table.cancel(request_id, self.now))
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 5.0, 130.0, 700.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self._sent(self.table.tick(self.now))
+
+    @rule()
+    def lose_scheduler(self) -> None:
+        self._sent(self.table.scheduler_lost(SCHEDULER, self.now))
+
+    @rule(which=st.sampled_from(DETOKENIZERS), is_last=st.booleans())
+    def lose_detokenizer(self, which: InstanceId, is_last: bool) -> None:
+        self.table.detokenizer_lost(which, ["m"] if is_last else [], self.now)
+
+    @rule()
+    def find_detokenizer(self) -> None:
+        self.table.detokenizer_found(["m"])
+
+    @precondition(lambda self: self.now > 100)
+    @rule()
+    def leave(self) -> None:
+        self._sent(self.table.end_all(Unavailable("bye"), self.now))
+
+    @invariant()
+    def ends_at_most_once(self) -> None:
+        assert all(count <= 1 for count in self.ends.values())
+        assert sum(self.table.num_ended.values()) == sum(self.ends.values())
+
+    @invariant()
+    def errors_belong_to_failures(self) -> None:
+        for stream in self.streams.values():
+            if stream.end is not None:
+                assert (stream.end.error is not None) == (stream.end.outcome is Outcome.FAILED)
+
+    @invariant()
+    def what_ended_here_alone_is_being_cancelled(self) -> None:
+        for request_id, request in self.table._requests.items():
+            if request.stream.end is not None:
+                assert request.cancelled_at is not None
+                assert self.cancellations[request_id] >= 1
+
+    def teardown(self) -> None:
+        """In the end, with nobody saying anything, everything ends and nothing is kept."""
+        for _ in range(100):
+            self.now += 30.0
+            self._sent(self.table.tick(self.now))
+        assert len(self.table) == 0
+        assert all(count == 1 for count in self.ends.values())
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@given(st.integers(1, 6))
+def test_request_is_sent_so_often_and_then_failed(max_submissions: int) -> None:
+    table = OpenRequests(GATEWAY, GatewayConfig(max_submissions=max_submissions))
+    stream = Stream(IDS[0], 1)
+    table.add(stream, model="m", tenant="t", to=SCHEDULER, submission=SUBMISSION, now=0.0)
+    sent = table.submission(IDS[0])
+    now = 0.0
+    while stream.end is None:
+        now += 0.5
+        sent += table.tick(now)
+    assert sent.count(SUBMISSION) == max_submissions
+    assert now == 2.0 * max_submissions
+    assert stream.end.error is not None
+    assert stream.end.error.status == 503
+
+
+def test_cancelled_request_is_not_sent_again() -> None:
+    table = OpenRequests(GATEWAY, CONFIG)
+    table.add(Stream(IDS[0], 1), model="m", tenant="t", to=SCHEDULER, submission=SUBMISSION, now=0.0)
+    assert len(table.cancel(IDS[0], 0.0)) == 1
+    assert table.cancel(IDS[0], 0.0) == []
+    assert table.submission(IDS[0]) == []
+    assert SUBMISSION not in [message for second in range(1, 10) for message in table.tick(float(second))]
+    assert len(table) == 0
