@@ -1,0 +1,222 @@
+"""The requests that are being decoded: opened, taken forward and closed by a scheduler's messages.
+
+Every request opened here ends with exactly one `RequestClosed` to its gateway, unless its scheduler or its gateway is
+gone, or its scheduler has given it to another detokenizer while this one could not be heard: then somebody else ends
+it, or nobody is left to tell. A request that cannot go on (entries were lost, too many are
+open, its tokens cannot be decoded) fails by itself: its gateway is told why, its scheduler is told to stop, and what
+still arrives for it is as unknown as what arrives for a request never opened.
+
+Does not own when messages are sent.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from services.detokenizer.choice import Choice
+from services.detokenizer.incremental import Decoding, decoder_after
+from services.detokenizer.logprobs import LogprobTexts
+from services.detokenizer.outbox import Outbox
+from services.detokenizer.stop_strings import StopScanner, stop_strings
+from shared.errors import ModelNotFound, RequestError, Unavailable
+from shared.ids import InstanceId, RequestId
+from shared.messages import (
+    CancelRequest,
+    ChoiceTokens,
+    DecodeTokens,
+    ErrorInfo,
+    Outcome,
+    RequestClosed,
+    RequestOpened,
+    StopStringFound,
+    Usage,
+)
+from shared.presence import DEAD_AFTER_S
+
+log = logging.getLogger(__name__)
+
+_MAX_PART_TOKENS = 256
+"""With 20 alternatives for each, about half a megabyte of text event."""
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    opened: RequestOpened
+    choices: tuple[Choice, ...]
+    opened_at: float
+    heard_at: float
+    """When something last arrived for it."""
+
+
+class OpenRequests:
+    """Takes a scheduler's messages and puts what follows from them into an outbox."""
+
+    def __init__(
+        self, decoding: Decoding, outbox: Outbox, *, model: str, max_open_choices: int, max_silence_s: float
+    ) -> None:
+        """A request of which nothing is heard for `max_silence_s` counts as given to another detokenizer."""
+        self._decoding = decoding
+        self._outbox = outbox
+        self._model = model
+        self._max_open_choices = max_open_choices
+        self._max_silence_s = max_silence_s
+        self._requests: dict[RequestId, _OpenRequest] = {}
+        self._texts = LogprobTexts(decoding)
+        self.num_open_choices = 0
+        self.num_tokens = 0
+        """Entries of logs taken in since start."""
+        self.num_unknown = 0
+        """Entries and ends that belonged to no open request, since start."""
+
+    def __len__(self) -> int:
+        """How many requests are open."""
+        return len(self._requests)
+
+    def take(self, message: DecodeTokens, now: float) -> None:
+        """Go on with everything that one step produced; `now` is the clock's time in seconds."""
+        for opened in message.opened:
+            self._open(opened, now)
+        for entry in message.tokens:
+            if (request := self._find(message.scheduler_id, entry.request_id)) is not None:
+                request.heard_at = now
+                self._decode(request, entry)
+        for closed in message.closed:
+            if (request := self._find(message.scheduler_id, closed.request_id)) is not None:
+                self._close(request, closed)
+
+    def drop_stale(self, is_alive: Callable[[InstanceId], bool], now: float) -> int:
+        """Forget the requests that nobody will end here, and return how many.
+
+        An instance has `DEAD_AFTER_S` from the opening of a request to be heard of at all.
+        """
+        stale = [
+            request_id
+            for request_id, request in self._requests.items()
+            if now - request.heard_at > self._max_silence_s
+            or (now - request.opened_at > DEAD_AFTER_S and not all(map(is_alive, _peers(request.opened))))
+        ]
+        for request_id in stale:
+            self._forget(request_id)
+        return len(stale)
+
+    def _open(self, opened: RequestOpened, now: float) -> None:
+        before = self._requests.get(opened.request_id)
+        if before is not None:
+            if before.opened.scheduler_id == opened.scheduler_id:
+                return  # repeated
+            self._forget(opened.request_id)  # its new scheduler starts the log again
+        try:
+            request = _OpenRequest(opened, self._new_choices(opened), now, now)
+        except RequestError as error:
+            self._fail(opened, (0,) * opened.num_choices, error)
+            self._cancel(opened)
+            return
+        self._requests[opened.request_id] = request
+        self.num_open_choices += len(request.choices)
+
+    def _new_choices(self, opened: RequestOpened) -> tuple[Choice, ...]:
+        if opened.model != self._model:
+            raise ModelNotFound(f"this detokenizer serves {self._model}, not {opened.model}")
+        if self.num_open_choices + opened.num_choices > self._max_open_choices:
+            raise Unavailable(
+                f"the detokenizer decodes {self.num_open_choices} choices of at most {self._max_open_choices}",
+                retry_after_s=1.0,
+            )
+        return tuple(self._new_choice(opened, index) for index in range(opened.num_choices))
+
+    def _new_choice(self, opened: RequestOpened, index: int) -> Choice:
+        text = opened.text
+        decoder = decoder_after(self._decoding, text.context_token_ids, skip_special_tokens=text.skip_special_tokens)
+        scanner = StopScanner(stop_strings(text.stop)) if text.stop else None
+        return Choice(opened.request_id, index, decoder, scanner, self._texts)
+
+    def _decode(self, request: _OpenRequest, entry: ChoiceTokens) -> None:
+        try:
+            if not 0 <= entry.index < len(request.choices):
+                raise RequestError(f"the request has no choice {entry.index}")
+            for part in _parts(entry):
+                self._decode_part(request, part)
+        except RequestError as error:
+            self._fail_open(request, error)
+            self._cancel(request.opened)
+
+    def _decode_part(self, request: _OpenRequest, entry: ChoiceTokens) -> None:
+        choice = request.choices[entry.index]
+        num_before, was_stopped = choice.num_tokens, choice.is_stopped
+        event = choice.take(entry)
+        self.num_tokens += choice.num_tokens - num_before
+        if event is not None:
+            self._outbox.add_event(request.opened.gateway_id, event)
+        if choice.is_stopped and not was_stopped:
+            found = StopStringFound(entry.request_id, entry.index, choice.num_tokens)
+            self._outbox.add_message(request.opened.scheduler_id, found)
+
+    def _close(self, request: _OpenRequest, closed: RequestClosed) -> None:
+        try:
+            event = self._closed(request, closed)
+        except RequestError as error:
+            self._fail_open(request, error)
+        else:
+            self._outbox.add_event(request.opened.gateway_id, event)
+            self._forget(closed.request_id)
+
+    def _closed(self, request: _OpenRequest, closed: RequestClosed) -> RequestClosed:
+        """The end as the gateway must learn it: after all text, with the counts that the stop strings made."""
+        counts = list(closed.usage.num_output_tokens)
+        if len(counts) != len(request.choices):
+            raise RequestError(f"{len(request.choices)} choices ended with counts for {len(counts)}")
+        for index, choice in enumerate(request.choices):
+            if closed.outcome is Outcome.COMPLETED and not (choice.is_finished or choice.is_stopped):
+                raise Unavailable(f"the last output tokens of choice {index} were lost on their way")
+            if (event := choice.close()) is not None:
+                self._outbox.add_event(request.opened.gateway_id, event)
+            if choice.is_stopped:
+                counts[index] = choice.num_tokens
+        usage = msgspec.structs.replace(closed.usage, num_output_tokens=tuple(counts))
+        return msgspec.structs.replace(closed, usage=usage)
+
+    def _find(self, scheduler_id: InstanceId, request_id: RequestId) -> _OpenRequest | None:
+        request = self._requests.get(request_id)
+        if request is None or request.opened.scheduler_id != scheduler_id:
+            self.num_unknown += 1
+            return None
+        return request
+
+    def _fail_open(self, request: _OpenRequest, error: RequestError) -> None:
+        self._forget(request.opened.request_id)
+        self._fail(request.opened, tuple(choice.num_tokens for choice in request.choices), error)
+
+    def _fail(self, opened: RequestOpened, counts: tuple[int, ...], error: RequestError) -> None:
+        log.warning("request failed", extra={"request_id": opened.request_id, "error": error.message})
+        failed = RequestClosed(opened.request_id, Outcome.FAILED, Usage(0, 0, counts), error=ErrorInfo.of(error))
+        self._outbox.add_event(opened.gateway_id, failed)
+
+    def _cancel(self, opened: RequestOpened) -> None:
+        self._outbox.add_message(opened.scheduler_id, CancelRequest(opened.request_id, opened.gateway_id))
+
+    def _forget(self, request_id: RequestId) -> None:
+        request = self._requests.pop(request_id)
+        self.num_open_choices -= len(request.choices)
+
+
+def _peers(opened: RequestOpened) -> tuple[InstanceId, InstanceId]:
+    return opened.scheduler_id, opened.gateway_id
+
+
+def _parts(entry: ChoiceTokens) -> Iterable[ChoiceTokens]:
+    """An entry, or if it is long, as after the loss of another detokenizer, several: one message must carry each."""
+    num_tokens = len(entry.token_ids)
+    if num_tokens <= _MAX_PART_TOKENS:
+        return (entry,)
+    return [
+        msgspec.structs.replace(
+            entry,
+            offset=entry.offset + start,
+            token_ids=entry.token_ids[start : start + _MAX_PART_TOKENS],
+            finish_reason=entry.finish_reason if start + _MAX_PART_TOKENS >= num_tokens else None,
+            logprobs=entry.logprobs[start : start + _MAX_PART_TOKENS],
+        )
+        for start in range(0, num_tokens, _MAX_PART_TOKENS)
+    ]

@@ -1,0 +1,20 @@
+"""One tokenizer of each kind for the whole run."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.detokenizer.vocabularies import Case, build
+
+
+@pytest.fixture(scope="session")
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """The tokenizer of a kind, built when it is first asked for."""
+    cases: dict[str, Case] = {}
+
+    def case(kind: str) -> Case:
+        if kind not in cases:
+            cases[kind] = build(kind, tmp_path_factory.mktemp("model"))
+        return cases[kind]
+
+    return case

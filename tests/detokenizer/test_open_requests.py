@@ -1,0 +1,327 @@
+"""Every request that is opened ends with one `RequestClosed`; what goes wrong with one touches no other."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from services.detokenizer.incremental import TextDecoder
+from services.detokenizer.open_requests import OpenRequests
+from services.detokenizer.outbox import Outbox
+from shared.codec import encode
+from shared.errors import RequestError
+from shared.ids import InstanceId, RequestId
+from shared.messages import (
+    CancelRequest,
+    ChoiceText,
+    ChoiceTokens,
+    DecodeTokens,
+    ErrorInfo,
+    FinishReason,
+    Message,
+    Outcome,
+    RequestClosed,
+    RequestOpened,
+    StopStringFound,
+    TextOptions,
+    TextProduced,
+    Timing,
+    TokenLogprobs,
+    Usage,
+    int32s,
+)
+from tests.detokenizer.vocabularies import Case
+
+ME, SCHEDULER, GATEWAY = InstanceId("detokenizer-1"), InstanceId("scheduler-1"), InstanceId("gateway-1")
+OTHER_SCHEDULER, OTHER_GATEWAY = InstanceId("scheduler-2"), InstanceId("gateway-2")
+A, B = RequestId("req-a"), RequestId("req-b")
+LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
+PLAIN = TextOptions()
+
+
+class Bench:
+    """Open requests, and what they have sent."""
+
+    def __init__(self, case: Case, max_open_choices: int = 10) -> None:
+        self.case = case
+        self.outbox = Outbox(ME)
+        self.requests = OpenRequests(
+            case.decoding, self.outbox, model="m", max_open_choices=max_open_choices, max_silence_s=60
+        )
+        self.sent: list[tuple[InstanceId, Message]] = []
+
+    def take(
+        self,
+        opened: Sequence[RequestOpened] = (),
+        tokens: Sequence[ChoiceTokens] = (),
+        closed: Sequence[RequestClosed] = (),
+        scheduler_id: InstanceId = SCHEDULER,
+        now: float = 0.0,
+    ) -> list[tuple[InstanceId, Message]]:
+        """Handle one message; what follows from it."""
+        self.requests.take(DecodeTokens(scheduler_id, tuple(opened), tuple(tokens), tuple(closed)), now)
+        sent = self.outbox.take(max_message_bytes=1 << 20)
+        self.sent += sent
+        return sent
+
+    def closed(self) -> list[RequestClosed]:
+        """All ends so far."""
+        return [end for _, message in self.sent if isinstance(message, TextProduced) for end in message.closed]
+
+    def texts(self) -> list[ChoiceText]:
+        """All text so far."""
+        return [text for _, message in self.sent if isinstance(message, TextProduced) for text in message.texts]
+
+    def entry(
+        self, request_id: RequestId, offset: int, tokens: str, reason: FinishReason | None = None, index: int = 0
+    ) -> ChoiceTokens:
+        """Entries of a log; `tokens` are words of the vocabulary."""
+        token_ids = int32s(self.case.id_of(token) for token in tokens.split())
+        return ChoiceTokens(request_id, index, offset, token_ids, reason)
+
+
+def opened(request_id: RequestId, *, num_choices: int = 1, text: TextOptions = PLAIN) -> RequestOpened:
+    return RequestOpened(request_id, SCHEDULER, GATEWAY, "m", text, num_choices)
+
+
+def closed(
+    request_id: RequestId, *counts: int, outcome: Outcome = Outcome.COMPLETED, error: ErrorInfo | None = None
+) -> RequestClosed:
+    return RequestClosed(request_id, outcome, Usage(5, 2, counts), Timing(1.0, 2.0, 3.0), error)
+
+
+@pytest.fixture
+def bench(case_of: Callable[[str], Case]) -> Bench:
+    return Bench(case_of("byte level"))
+
+
+def test_a_request_goes_through_in_one_message(bench: Bench) -> None:
+    sent = bench.take([opened(A)], [bench.entry(A, 0, "the Ġcat", LENGTH)], [closed(A, 2)])
+    token_ids = bench.entry(A, 0, "the Ġcat").token_ids
+    text = ChoiceText(A, 0, 0, token_ids, 0, "the cat", LENGTH)
+    assert sent == [(GATEWAY, TextProduced(ME, (text,), (closed(A, 2),)))]
+    assert (len(bench.requests), bench.requests.num_open_choices, bench.requests.num_tokens) == (0, 0, 2)
+
+
+def test_requests_in_one_message_keep_their_own_options(bench: Bench) -> None:
+    stopping = opened(A, text=TextOptions(stop=("cat",)))
+    showing = opened(B, text=TextOptions(skip_special_tokens=False))
+    bench.take([stopping, showing], [bench.entry(A, 0, "the Ġcat </s>"), bench.entry(B, 0, "the Ġcat </s>")])
+    assert [text.text for text in bench.texts()] == ["the ", "the cat</s>"]
+
+
+def test_a_stop_string_is_reported_to_the_scheduler_once(bench: Bench) -> None:
+    bench.take([opened(A, text=TextOptions(stop=("cat",)))])
+    sent = bench.take(tokens=[bench.entry(A, 0, "the Ġcat Ġdog")])
+    assert (SCHEDULER, StopStringFound(A, 0, 2)) in sent
+    assert bench.take(tokens=[bench.entry(A, 3, "the the")]) == []
+    assert bench.take(tokens=[bench.entry(A, 2, "", STOP)])
+    bench.take(closed=[closed(A, 2)])
+    assert [text.finish_reason for text in bench.texts()] == [None, STOP]
+    assert bench.closed() == [closed(A, 2)]
+
+
+def test_a_scheduler_that_closed_before_it_heard_of_the_stop_string_is_corrected(bench: Bench) -> None:
+    text = TextOptions(stop=("cat",))
+    bench.take(
+        [opened(A, num_choices=2, text=text)],
+        [bench.entry(A, 0, "the Ġcat Ġdog the", LENGTH), bench.entry(A, 0, "the the", LENGTH, index=1)],
+        [closed(A, 4, 2)],
+    )
+    assert [(text.index, text.text, text.finish_reason) for text in bench.texts()] == [
+        (0, "the ", STOP),
+        (1, "thethe", LENGTH),
+    ]
+    assert bench.closed() == [closed(A, 2, 2)]
+
+
+def test_a_stopped_choice_without_a_last_entry_is_finished_by_the_close(bench: Bench) -> None:
+    bench.take([opened(A, text=TextOptions(stop=("cat",)))], [bench.entry(A, 0, "the Ġcat")], [closed(A, 2)])
+    assert [(text.text, text.finish_reason) for text in bench.texts()] == [("the ", None), ("", STOP)]
+    assert bench.closed() == [closed(A, 2)]
+
+
+def test_a_cancelled_request_gets_its_held_text_and_then_its_end(bench: Bench) -> None:
+    bench.take([opened(A, text=TextOptions(stop=("cats",)))], [bench.entry(A, 0, "the Ġcat")])
+    cancelled = closed(A, 2, outcome=Outcome.CANCELLED)
+    ((_, message),) = bench.take(closed=[cancelled])
+    assert isinstance(message, TextProduced)
+    assert [(text.text, text.finish_reason) for text in message.texts] == [("cat", None)]
+    assert message.closed == (cancelled,)
+
+
+def test_a_failure_is_passed_on_with_its_error(bench: Bench) -> None:
+    failed = closed(A, 0, outcome=Outcome.FAILED, error=ErrorInfo(503, "t", "c", "gone"))
+    bench.take([opened(A)], closed=[failed])
+    assert bench.closed() == [failed]
+
+
+def test_lost_entries_fail_the_request_at_both_ends_and_no_other(bench: Bench) -> None:
+    bench.take([opened(A), opened(B)], [bench.entry(A, 0, "the"), bench.entry(B, 0, "the")])
+    sent = bench.take(tokens=[bench.entry(A, 2, "the"), bench.entry(B, 1, "Ġcat")])
+    assert (SCHEDULER, CancelRequest(A, GATEWAY)) in sent
+    (failed,) = bench.closed()
+    assert (failed.request_id, failed.outcome, failed.usage.num_output_tokens) == (A, Outcome.FAILED, (1,))
+    assert failed.error is not None
+    assert (failed.error.status, "lost" in failed.error.message) == (503, True)
+    assert bench.take(tokens=[bench.entry(A, 3, "the")], closed=[closed(A, 4, outcome=Outcome.CANCELLED)]) == []
+    bench.take(tokens=[bench.entry(B, 2, "", LENGTH)], closed=[closed(B, 2)])
+    assert bench.closed() == [failed, closed(B, 2)]
+    assert bench.requests.num_unknown == 2
+
+
+def test_an_end_before_all_entries_came_is_a_loss(bench: Bench) -> None:
+    bench.take([opened(A, num_choices=2)], [bench.entry(A, 0, "the", LENGTH), bench.entry(A, 0, "the", index=1)])
+    bench.take(closed=[closed(A, 1, 5)])
+    (failed,) = bench.closed()
+    assert failed.outcome is Outcome.FAILED
+    assert failed.error is not None
+    assert "choice 1" in failed.error.message
+    assert not any(instance_id == SCHEDULER for instance_id, _ in bench.sent), "its scheduler has ended it already"
+    assert len(bench.requests) == 0
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_an_entry_for_a_choice_that_is_not_there_fails_its_request(bench: Bench, index: int) -> None:
+    bench.take([opened(A)], [bench.entry(A, 0, "the", index=index)])
+    (failed,) = bench.closed()
+    assert failed.error is not None
+    assert failed.error.status == 500
+
+
+def test_an_end_with_counts_of_other_choices_fails_its_request(bench: Bench) -> None:
+    bench.take([opened(A)], [bench.entry(A, 0, "the", LENGTH)], [closed(A, 1, 1)])
+    assert [end.outcome for end in bench.closed()] == [Outcome.FAILED]
+    assert len(bench.requests) == 0
+
+
+def test_a_request_beyond_the_limit_fails_and_the_others_go_on(case_of: Callable[[str], Case]) -> None:
+    bench = Bench(case_of("byte level"), max_open_choices=3)
+    sent = bench.take([opened(A, num_choices=2), opened(B, num_choices=2)], [bench.entry(A, 0, "the")])
+    assert (SCHEDULER, CancelRequest(B, GATEWAY)) in sent
+    (failed,) = bench.closed()
+    assert failed.request_id == B
+    assert failed.error is not None
+    assert (failed.error.status, failed.error.retry_after_s, failed.usage.num_output_tokens) == (503, 1.0, (0, 0))
+    assert [text.request_id for text in bench.texts()] == [A]
+    bench.take(closed=[closed(A, 1, 0, outcome=Outcome.CANCELLED)])
+    bench.take([opened(B, num_choices=3)])
+    assert bench.requests.num_open_choices == 3
+
+
+def test_a_request_for_another_model_fails(bench: Bench) -> None:
+    bench.take([msgspec.structs.replace(opened(A), model="other")])
+    (failed,) = bench.closed()
+    assert failed.error is not None
+    assert (failed.error.status, failed.error.code) == (404, "model_not_found")
+
+
+def test_opening_again_changes_nothing(bench: Bench) -> None:
+    bench.take([opened(A)], [bench.entry(A, 0, "the")])
+    bench.take([opened(A)], [bench.entry(A, 1, "Ġcat")])
+    assert [(text.char_offset, text.text) for text in bench.texts()] == [(0, "the"), (3, " cat")]
+    assert bench.requests.num_open_choices == 1
+
+
+def test_another_scheduler_takes_a_request_over_and_the_first_is_not_heard_any_more(bench: Bench) -> None:
+    bench.take([opened(A)], [bench.entry(A, 0, "the")])
+    taken_over = msgspec.structs.replace(opened(A), scheduler_id=OTHER_SCHEDULER)
+    bench.take([taken_over], [bench.entry(A, 0, "the Ġcat")], scheduler_id=OTHER_SCHEDULER)
+    assert bench.take(tokens=[bench.entry(A, 1, "Ġdog")], closed=[closed(A, 2)]) == []
+    assert [text.text for text in bench.texts()] == ["the", "the cat"]
+    assert (bench.requests.num_open_choices, bench.requests.num_unknown) == (1, 2)
+
+
+def test_what_belongs_to_no_request_is_counted_and_dropped(bench: Bench) -> None:
+    assert bench.take(tokens=[bench.entry(A, 0, "the")], closed=[closed(A, 1)]) == []
+    assert bench.requests.num_unknown == 2
+
+
+def test_requests_of_an_instance_that_is_gone_are_dropped_silently(bench: Bench) -> None:
+    of_other = msgspec.structs.replace(opened(B), gateway_id=OTHER_GATEWAY)
+    bench.take([opened(A, num_choices=2)], now=10.0)
+    bench.take([of_other], now=11.0)
+    alive = {SCHEDULER, GATEWAY}
+    assert bench.requests.drop_stale(alive.__contains__, 12.0) == 0, "it may not have been heard of yet"
+    assert bench.requests.drop_stale(alive.__contains__, 13.0) == 1
+    assert (len(bench.requests), bench.requests.num_open_choices) == (1, 2)
+    alive.remove(SCHEDULER)
+    assert bench.requests.drop_stale(alive.__contains__, 13.0) == 1
+    assert bench.requests.num_open_choices == 0
+    assert len(bench.outbox) == 0
+
+
+def test_a_request_of_which_nothing_is_heard_is_dropped(bench: Bench) -> None:
+    bench.take([opened(A), opened(B)], now=10.0)
+    bench.take(tokens=[bench.entry(A, 0, "the")], now=50.0)
+    assert bench.requests.drop_stale(lambda _: True, 69.0) == 0
+    assert bench.requests.drop_stale(lambda _: True, 71.0) == 1
+    assert bench.requests.drop_stale(lambda _: True, 111.0) == 1
+
+
+def test_a_whole_log_that_another_detokenizer_left_comes_in_parts_that_a_message_carries(bench: Bench) -> None:
+    words = "the Ġcat Ġdog " * 400
+    logprobs = tuple(TokenLogprobs(-float(n), int32s(range(20)), (-1.0,) * 20) for n in range(1200))
+    whole = msgspec.structs.replace(bench.entry(A, 0, words, LENGTH), logprobs=logprobs)
+    bench.requests.take(DecodeTokens(SCHEDULER, (opened(A),), (whole,), (closed(A, 1200),)), 0.0)
+    messages = [message for _, message in bench.outbox.take(max_message_bytes=1 << 20)]
+    assert all(len(encode(message)) < 1 << 20 for message in messages)
+    texts = [text for message in messages if isinstance(message, TextProduced) for text in message.texts]
+    assert "".join(text.text for text in texts) == "the cat dog" * 400
+    assert [token_id for text in texts for token_id in text.token_ids] == list(whole.token_ids)
+    assert [place.chosen.logprob for text in texts for place in text.logprobs] == [-float(n) for n in range(1200)]
+    assert [text.finish_reason for text in texts] == [None] * (len(texts) - 1) + [LENGTH]
+    assert [text.char_offset for text in texts] == [sum(len(t.text) for t in texts[:n]) for n in range(len(texts))]
+
+
+def test_a_whole_log_ends_at_its_stop_string(bench: Bench) -> None:
+    whole = bench.entry(A, 0, "the Ġcat Ġdog " * 200, LENGTH)
+    bench.take([opened(A, text=TextOptions(stop=("x", "dogthe cat dogthe")))], [whole], [closed(A, 600)])
+    assert "".join(text.text for text in bench.texts()) == "the cat "
+    assert bench.closed() == [closed(A, 7)]
+
+
+class Undecodable:
+    """A model whose tokens cannot be decoded, but for their number."""
+
+    def new_decoder(self, *, skip_special_tokens: bool) -> TextDecoder:
+        return self
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        if 13 in token_ids:
+            raise RequestError("13 cannot be decoded")
+        return "x" * len(token_ids)
+
+    def finish(self) -> str:
+        return ""
+
+
+def test_tokens_that_cannot_be_decoded_fail_their_request_alone() -> None:
+    outbox = Outbox(ME)
+    requests = OpenRequests(Undecodable(), outbox, model="m", max_open_choices=10, max_silence_s=60)
+    entries = (ChoiceTokens(A, 0, 0, int32s([13])), ChoiceTokens(B, 0, 0, int32s([12])))
+    requests.take(DecodeTokens(SCHEDULER, (opened(A), opened(B)), entries), 0.0)
+    messages = dict(outbox.take(max_message_bytes=1 << 20))
+    produced = messages[GATEWAY]
+    assert isinstance(produced, TextProduced)
+    assert [text.request_id for text in produced.texts] == [B]
+    assert [(end.request_id, end.outcome) for end in produced.closed] == [(A, Outcome.FAILED)]
+    assert len(requests) == 1
+
+
+def test_a_context_that_cannot_be_decoded_fails_its_request() -> None:
+    outbox = Outbox(ME)
+    requests = OpenRequests(Undecodable(), outbox, model="m", max_open_choices=10, max_silence_s=60)
+    requests.take(DecodeTokens(SCHEDULER, (opened(A, text=TextOptions(context_token_ids=int32s([13]))),)), 0.0)
+    assert len(requests) == 0
+    assert len(outbox) == 2
+
+
+def test_a_context_makes_the_first_word_keep_its_space(case_of: Callable[[str], Case]) -> None:
+    bench = Bench(case_of("llama"))
+    context = TextOptions(context_token_ids=bench.entry(A, 0, "▁cat").token_ids)
+    bench.take([opened(A, text=context), opened(B)], [bench.entry(A, 0, "▁the"), bench.entry(B, 0, "▁the")])
+    assert [text.text for text in bench.texts()] == [" the", "the"]
