@@ -3,10 +3,9 @@
 import os
 from pathlib import Path
 
-import torch
-
 from services.executor.attention.paged import PagedAttention
 from services.executor.config import ExecutorConfig
+from services.executor.kernels.jit import use_threads
 from services.executor.kv_cache import KVCache, block_bytes, default_num_blocks, longest_sequence
 from services.executor.layers.rotary import rotary_table
 from services.executor.memory import free_bytes
@@ -18,11 +17,12 @@ from shared.models.config import ModelConfig, load_config
 
 
 def load(folder: Path, name: str, config: ExecutorConfig) -> ModelRunner:
-    """A runner of the model in `folder`, its weights in memory. Sets the process's number of threads.
+    """A runner of the model in `folder`, its weights in memory.
 
     Raises ModelError for a folder that is not a whole model, ConfigError if the settings leave no room for one.
     """
-    torch.set_num_threads(config.threads or _num_usable_cores())
+    num_threads = config.threads or _num_usable_cores()
+    use_threads(num_threads)
     model_config = load_config(folder)
     weights = Weights(folder)
     capacity = plan_capacity(name, model_config, config, free_bytes() - weights.num_bytes)
@@ -31,7 +31,14 @@ def load(folder: Path, name: str, config: ExecutorConfig) -> ModelRunner:
     with weights:
         model = build_model(model_config, weights, attention)
     kv_cache = KVCache(model_config, capacity.num_blocks, capacity.block_size)
-    return ModelRunner(model, kv_cache, capacity=capacity, vocab_size=model_config.vocab_size, device="cpu")
+    return ModelRunner(
+        model,
+        kv_cache,
+        capacity=capacity,
+        vocab_size=model_config.vocab_size,
+        num_threads=num_threads,
+        device="cpu",
+    )
 
 
 def plan_capacity(

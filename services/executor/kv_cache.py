@@ -1,8 +1,10 @@
 """The memory for keys and values: its tensors, and how many blocks fit into how many bytes.
 
-Owns no block's meaning: who uses which block is the scheduler's. Layout of each layer's keys, and of its values:
-[num_blocks, kv_heads, block_size, head_dim]. One head's part of a block is one run of memory (4 KiB for 16 tokens of
-64 float32 numbers), what a thread of a decode step reads; a whole block is one too, what a copy moves.
+Owns no block's meaning: who uses which block is the scheduler's. Layout of each layer's keys:
+[num_blocks, kv_heads, head_dim, block_size], and of its values: [num_blocks, kv_heads, block_size, head_dim], so that
+both are the right-hand side of a product as they lie: queries · keys, and weights · values. One head's part of a block
+is one run of memory (4 KiB for 16 tokens of 64 float32 numbers), what a thread of a decode step reads; a whole block is
+one too, what a copy moves.
 """
 
 from collections.abc import Sequence
@@ -22,18 +24,21 @@ _MAX_DEFAULT_FILLINGS: Final = 2
 
 
 class LayerCache(NamedTuple):
-    """One layer's part: two tensors [num_blocks, kv_heads, block_size, head_dim]."""
+    """One layer's part, float32."""
 
     key: Tensor
+    """[num_blocks, kv_heads, head_dim, block_size]."""
     value: Tensor
+    """[num_blocks, kv_heads, block_size, head_dim]."""
 
 
 class KVCache:
     """The KV tensors of all layers. Memory is touched only where blocks are written."""
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int) -> None:
-        shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        self.layers: Final = tuple(LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(config.num_layers))
+        key = (num_blocks, config.num_kv_heads, config.head_dim, block_size)
+        value = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        self.layers: Final = tuple(LayerCache(torch.empty(key), torch.empty(value)) for _ in range(config.num_layers))
 
     def copy_blocks(self, pairs: Sequence[int]) -> None:
         """Copy whole blocks in all layers, one pair after the other: source, destination, source, destination, …"""

@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from services.executor.batch import build_batch
+from services.executor.kernels.jit import use_threads
 from services.executor.kv_cache import KVCache
 from services.executor.models.registry import Model
 from services.executor.sampler import Draw, sample
@@ -27,11 +28,19 @@ class ModelRunner:
     """A loaded model with its cache and slots, ready to run plans."""
 
     def __init__(
-        self, model: Model, kv_cache: KVCache, *, capacity: ExecutorCapacity, vocab_size: int, device: str
+        self,
+        model: Model,
+        kv_cache: KVCache,
+        *,
+        capacity: ExecutorCapacity,
+        vocab_size: int,
+        num_threads: int,
+        device: str,
     ) -> None:
-        """`device` is for people."""
+        """`num_threads` compute each step; `device` is for people."""
         self.capacity: Final = capacity
         self.device: Final = device
+        self._num_threads = num_threads
         self._model = model
         self._kv_cache = kv_cache
         self._slots = SlotTable(capacity, vocab_size)
@@ -55,6 +64,7 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """Carry out one plan. Raises PlanError for one that breaks the protocol."""
         started = time.perf_counter()
+        use_threads(self._num_threads)
         self._slots.apply(plan)
         self._kv_cache.copy_blocks(plan.copies)
         draws = self._compute(plan) if plan.slots else []

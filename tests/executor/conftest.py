@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from services.executor.config import ExecutorConfig
 from services.executor.factory import load
+from services.executor.kernels.jit import use_threads
 from services.executor.model_runner import ModelRunner
 from tests.executor.driver import Driver
 from tests.executor.stage import Stage
@@ -23,8 +23,8 @@ MakeDriver = Callable[..., Driver]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """A test's setting of torch's threads ends with it; on a busy machine, threads of tiny models mostly wait."""
-    torch.set_num_threads(1)
+    """A test's setting of threads ends with it; on a busy machine, threads of tiny models mostly wait."""
+    use_threads(1)
 
 
 @pytest.fixture(scope="session")

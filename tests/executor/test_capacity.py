@@ -29,7 +29,8 @@ def test_a_block_takes_what_its_tensors_take(tiny_folder: TinyFolder) -> None:
     cache = KVCache(config, num_blocks=5, block_size=4)
     assert sum(part.nbytes for layer in cache.layers for part in layer) == 5 * block_bytes(config, 4)
     assert len(cache.layers) == config.num_layers
-    assert cache.layers[0].key.shape == (5, config.num_kv_heads, 4, config.head_dim)
+    assert cache.layers[0].key.shape == (5, config.num_kv_heads, config.head_dim, 4)
+    assert cache.layers[0].value.shape == (5, config.num_kv_heads, 4, config.head_dim)
 
 
 def test_copying_blocks_touches_every_layer_and_nothing_else(tiny_folder: TinyFolder) -> None:

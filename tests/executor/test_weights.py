@@ -117,11 +117,6 @@ def test_blocks_of_256_are_read_beside_plain_weights(kind: str, tmp_path: Path) 
         assert torch.equal(weights.load({"b": (rows,)}), tensors["b"])
 
 
-def test_tied_embeddings_are_one_piece_of_memory(tiny_folder: TinyFolder) -> None:
-    model: Any = load(tiny_folder("llama"), "tiny", SMALL)._model
-    assert model._lm_head._weight._weight.data_ptr() == model._embedding.table.data_ptr()
-
-
 # Errors.
 
 

@@ -17,7 +17,7 @@ class PagedAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, batch: ForwardBatch) -> Tensor:
         """What each token gathered, [T, heads, head_dim]."""
-        rotate_and_store(
+        turned = rotate_and_store(
             q,
             k,
             v,
@@ -28,7 +28,7 @@ class PagedAttention:
             value_cache=cache.value,
         )
         return paged_attention(
-            q,
+            turned,
             cache.key,
             cache.value,
             query_starts=batch.query_starts,

@@ -23,9 +23,9 @@ class ReferenceAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, batch: ForwardBatch) -> Tensor:
         """What each token gathered, [T, heads, head_dim]."""
-        block_size = cache.key.shape[2]
+        block_size = cache.value.shape[2]
         blocks, offsets = batch.slot_mapping // block_size, batch.slot_mapping % block_size
-        cache.key[blocks, :, offsets] = self._rotated(k, batch.positions)
+        cache.key[blocks, :, :, offsets] = self._rotated(k, batch.positions)
         cache.value[blocks, :, offsets] = v
         q = self._rotated(q, batch.positions)
         rows = [
@@ -47,7 +47,7 @@ class ReferenceAttention:
         keys, values = (
             # [heads, length, head_dim]
             part[block_table].transpose(0, 1).flatten(1, 2)[:, :length].double().repeat_interleave(group, dim=0)
-            for part in cache
+            for part in (cache.key.transpose(2, 3), cache.value)
         )
         scores = torch.einsum("qhd,hkd->hqk", q.double(), keys) * self._scale
         is_later = torch.ones(len(q), length, dtype=torch.bool).triu(length - len(q) + 1)

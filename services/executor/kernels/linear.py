@@ -2,24 +2,31 @@
 
 Layout: x [T, columns] float32, weight [rows, columns] float32, bias [rows] float32, out [T, rows] float32.
 
-`pack` turns a weight into whatever form the product likes best; nobody else looks inside a `PackedLinear`.
+`pack` turns a weight into the form that the product likes best; nobody else looks inside a `PackedLinear`. It is
+[panels, columns, PANEL]: the weight's rows in panels of 64, transposed, the last one padded with zeros, so that the
+inner loop reads one run of memory. Threads share the panels. A BLAS chooses its algorithm, and with it the order of
+additions, by the shape of the whole product, so that a row's result changes with the number of rows beside it; here
+each number is one sum over the columns in order (`microkernel`).
 
-A BLAS chooses its algorithm, and with it the order of additions, by the shape of the whole product: torch's result
-for a row changes with the number of rows beside it. Here every call to the BLAS has the same shape, `_TILE_ROWS` rows,
-the last tile padded with zeros. Measured with MKL on 9 shapes, 1 and 2 threads, 36 batches each: plain products gave
-a row other bits in 4 to 36 of the batches, tiles in none.
+Measured on 2 cores with AVX-512, all products of one step of a 135M-parameter model, milliseconds here / torch (MKL):
+1 row 19.1 / 20.9, 8 rows 36 / 51, 32 rows 58 / 61, 256 rows 256 / 256.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
+from numba import prange
 from torch import Tensor
 
 from services.executor.kernels.checks import check
+from services.executor.kernels.jit import Floats, kernel
+from services.executor.kernels.microkernel import LANES, make_product
 
-_TILE_ROWS = 16
-"""Milliseconds for [T, 576] · [3072, 576]ᵀ, 2 threads, T = 1 and 64: tiles of 4 rows 0.34 and 4.9, 8 rows 0.46 and 3.5,
-16 rows 0.52 and 1.8."""
+_PANEL: Final = 4 * LANES
+
+_product = make_product(4, accumulate=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +35,20 @@ class PackedLinear:
 
     rows: int
     columns: int
-    _weight: Tensor  # [rows, columns] float32
+    _panels: Tensor  # [ceil(rows / _PANEL), columns, _PANEL] float32
 
 
 def pack(weight: Tensor) -> PackedLinear:
-    """`weight` [rows, columns] made ready; shares its memory."""
+    """`weight` [rows, columns] made ready, in new memory."""
     check("weight", weight, torch.float32, (weight.shape[0], weight.shape[-1]))
-    return PackedLinear(weight.shape[0], weight.shape[1], weight)
+    rows, columns = weight.shape
+    num_panels = -(-rows // _PANEL)
+    panels = torch.zeros(num_panels, columns, _PANEL)
+    num_whole = rows // _PANEL
+    panels[:num_whole] = weight[: num_whole * _PANEL].view(num_whole, _PANEL, columns).transpose(1, 2)
+    if num_whole < num_panels:
+        panels[num_whole, :, : rows % _PANEL] = weight[num_whole * _PANEL :].t()
+    return PackedLinear(rows, columns, panels)
 
 
 def linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
@@ -42,19 +56,25 @@ def linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tenso
     check("x", x, torch.float32, (len(x), weight.columns))
     if bias is not None:
         check("bias", bias, torch.float32, (weight.rows,))
-    transposed = weight._weight.t()
     out = torch.empty(len(x), weight.rows)
-    num_whole = len(x) - len(x) % _TILE_ROWS
-    for first in range(0, num_whole, _TILE_ROWS):
-        tile = slice(first, first + _TILE_ROWS)
-        torch.mm(x[tile], transposed, out=out[tile])
-    if num_whole < len(x):
-        padded = x.new_zeros(_TILE_ROWS, weight.columns)
-        padded[: len(x) - num_whole] = x[num_whole:]
-        out[num_whole:] = torch.mm(padded, transposed)[: len(x) - num_whole]
+    _linear(x.numpy(), weight._panels.numpy(), out.numpy())
     return out if bias is None else out.add_(bias)
 
 
 def linear_naive(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The formula, in torch; `weight` is not packed."""
     return torch.nn.functional.linear(x, weight, bias)
+
+
+@kernel
+def _linear(x: Floats, panels: Floats, out: Floats) -> None:
+    num_tokens, columns = x.shape
+    rows = out.shape[1]
+    for panel in prange(panels.shape[0]):
+        offset, first = panel * columns * 64, panel * 64
+        if first + 64 <= rows:
+            _product(x, 0, columns, panels, offset, 64, columns, out, first, rows, num_tokens)
+        else:
+            padded = np.empty((num_tokens, 64), np.float32)
+            _product(x, 0, columns, panels, offset, 64, columns, padded, 0, 64, num_tokens)
+            out[:, first:] = padded[:, : rows - first]

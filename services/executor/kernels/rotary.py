@@ -4,16 +4,21 @@ Each pair `(x[i], x[i + D/2])` of a head turns by the angle of its position and 
 `(a · cos - b · sin, b · cos + a · sin)`. Source: Su et al., "RoFormer", 2021; halves as in GPT-NeoX.
 
 Layout: q [T, heads, D], k and v [T, kv_heads, D] float32, each token contiguous; positions and slot_mapping [T] int64;
-caches [num_blocks, kv_heads, block_size, D] float32, where slot
-`block · block_size + offset` is `cache[block, :, offset]`.
+key_cache [num_blocks, kv_heads, D, block_size], value_cache [num_blocks, kv_heads, block_size, D] float32, where slot
+`block · block_size + offset` is `key_cache[block, :, :, offset]` and `value_cache[block, :, offset]`.
 """
 
 from typing import NamedTuple
 
 import torch
+from numba import prange
 from torch import Tensor
 
 from services.executor.kernels.checks import check, check_rows
+from services.executor.kernels.jit import Floats, Longs, inlined, kernel
+
+_MIN_PARALLEL = 8
+"""Tokens from which on threads are worth waking."""
 
 
 class RotaryTable(NamedTuple):
@@ -33,10 +38,10 @@ def rotate_and_store(
     table: RotaryTable,
     key_cache: Tensor,
     value_cache: Tensor,
-) -> None:
-    """Turns q in place, and stores k turned and v as it is in the cache; `k` itself may be overwritten."""
+) -> Tensor:
+    """q turned, [T, heads, D] in new memory; k turned and v as it is are in the cache afterwards."""
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = key_cache.shape[1]
+    num_blocks, num_kv_heads, _, block_size = key_cache.shape
     check_rows("q", q, torch.float32, (num_tokens, num_heads, head_dim))
     check_rows("k", k, torch.float32, (num_tokens, num_kv_heads, head_dim))
     check_rows("v", v, torch.float32, (num_tokens, num_kv_heads, head_dim))
@@ -44,12 +49,22 @@ def rotate_and_store(
     check("slot_mapping", slot_mapping, torch.int64, (num_tokens,))
     check("cos", table.cos, torch.float32, (len(table.cos), head_dim // 2))
     check("sin", table.sin, torch.float32, table.cos.shape)
-    check("key_cache", key_cache, torch.float32, (*key_cache.shape[:3], head_dim))
-    check("value_cache", value_cache, torch.float32, key_cache.shape)
-    cos, sin = table.cos[positions], table.sin[positions]
-    q.copy_(rotate_naive(q, cos, sin))
-    store_naive(rotate_naive(k, cos, sin), slot_mapping, key_cache)
-    store_naive(v, slot_mapping, value_cache)
+    check("key_cache", key_cache, torch.float32, (num_blocks, num_kv_heads, head_dim, block_size))
+    check("value_cache", value_cache, torch.float32, (num_blocks, num_kv_heads, block_size, head_dim))
+    out = torch.empty(q.shape)
+    _rotate_and_store(
+        q.numpy(),
+        k.numpy(),
+        v.numpy(),
+        positions.numpy(),
+        slot_mapping.numpy(),
+        table.cos.numpy(),
+        table.sin.numpy(),
+        key_cache.numpy(),
+        value_cache.numpy(),
+        out.numpy(),
+    )
+    return out
 
 
 def rotate_naive(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -59,7 +74,52 @@ def rotate_naive(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def store_naive(x: Tensor, slot_mapping: Tensor, cache: Tensor) -> None:
-    """Write x [T, kv_heads, D] into the cache's slots, in torch."""
-    block_size = cache.shape[2]
-    cache[slot_mapping // block_size, :, slot_mapping % block_size] = x
+def store_naive(k: Tensor, v: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    """Write k and v [T, kv_heads, D] into the caches' slots, in torch."""
+    block_size = value_cache.shape[2]
+    key_cache[slot_mapping // block_size, :, :, slot_mapping % block_size] = k
+    value_cache[slot_mapping // block_size, :, slot_mapping % block_size] = v
+
+
+@inlined
+def _one_token(
+    q: Floats, k: Floats, v: Floats, cos: Floats, sin: Floats, keys: Floats, values: Floats, offset: int, out: Floats
+) -> None:
+    """One token: q, k, v and out [heads or kv_heads, D], its angles, and its block's keys and values."""
+    half = len(cos)
+    for head in range(len(q)):
+        for i in range(half):
+            a, b = q[head, i], q[head, half + i]
+            out[head, i] = a * cos[i] - b * sin[i]
+            out[head, half + i] = b * cos[i] + a * sin[i]
+    for head in range(len(k)):
+        for i in range(half):
+            a, b = k[head, i], k[head, half + i]
+            keys[head, i, offset] = a * cos[i] - b * sin[i]
+            keys[head, half + i, offset] = b * cos[i] + a * sin[i]
+        for i in range(2 * half):
+            values[head, offset, i] = v[head, i]
+
+
+@kernel
+def _rotate_and_store(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    positions: Longs,
+    slot_mapping: Longs,
+    cos: Floats,
+    sin: Floats,
+    key_cache: Floats,
+    value_cache: Floats,
+    out: Floats,
+) -> None:
+    block_size = value_cache.shape[2]
+    if len(q) < _MIN_PARALLEL:
+        for t in range(len(q)):
+            p, block, offset = positions[t], slot_mapping[t] // block_size, slot_mapping[t] % block_size
+            _one_token(q[t], k[t], v[t], cos[p], sin[p], key_cache[block], value_cache[block], offset, out[t])
+    else:
+        for t in prange(len(q)):
+            p, block, offset = positions[t], slot_mapping[t] // block_size, slot_mapping[t] % block_size
+            _one_token(q[t], k[t], v[t], cos[p], sin[p], key_cache[block], value_cache[block], offset, out[t])

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.executor.kernels.jit import use_threads
 from services.executor.kernels.linear import linear, linear_naive, pack
 
 # float32 adds up to 1500 products in another order than the truth; relative to the size of the sums.
@@ -46,11 +47,11 @@ def test_a_rows_bits_do_not_depend_on_other_rows(
     packed = pack(weight)
     first, last = cut[0] % num_tokens, min(num_tokens, cut[0] % num_tokens + cut[1])
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
+    use_threads(num_threads)
     try:
         assert torch.equal(linear(x[first:last], packed, bias), linear(x, packed, bias)[first:last])
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 def test_neighbours_that_are_not_numbers_stay_among_themselves() -> None:
@@ -64,12 +65,12 @@ def test_neighbours_that_are_not_numbers_stay_among_themselves() -> None:
     assert torch.equal(found[4:18], expected[4:18])
 
 
-def test_packing_shares_the_weights_memory() -> None:
-    weight = torch.zeros(4, 3)
+def test_a_packed_weight_stands_on_its_own() -> None:
+    weight = torch.ones(70, 3)  # a whole panel and a part of one
     packed = pack(weight)
-    weight.fill_(1)
-    assert linear(torch.ones(1, 3), packed).tolist() == [[3, 3, 3, 3]]
-    assert (packed.rows, packed.columns) == (4, 3)
+    weight.fill_(9)
+    assert linear(torch.ones(1, 3), packed).tolist() == [[3.0] * 70]
+    assert (packed.rows, packed.columns) == (70, 3)
 
 
 def test_wrong_arguments_are_named() -> None:
