@@ -15,6 +15,7 @@ _NUM_CONTEXT_TOKENS: Final = 8
 def submission(request: SubmitRequest, encoder: PromptEncoder) -> SubmitTokens:
     """What goes to the scheduler. Raises InvalidRequest or PromptTooLong that name the field at fault."""
     token_ids = encoder.encode(request.prompt)
+    _check_room(request, len(token_ids), encoder.max_model_len)
     return SubmitTokens(
         request_id=request.request_id,
         gateway_id=request.gateway_id,
@@ -24,11 +25,12 @@ def submission(request: SubmitRequest, encoder: PromptEncoder) -> SubmitTokens:
         sampling=_sampling(request, encoder),
         text=_text(request, encoder, token_ids),
         num_choices=request.num_choices,
-        max_tokens=_max_tokens(request, len(token_ids), encoder.max_model_len),
+        max_tokens=request.max_tokens,
     )
 
 
-def _max_tokens(request: SubmitRequest, num_prompt_tokens: int, max_model_len: int) -> int:
+def _check_room(request: SubmitRequest, num_prompt_tokens: int, max_model_len: int) -> None:
+    """Raises PromptTooLong unless the model's context takes the prompt and what is asked for."""
     if num_prompt_tokens >= max_model_len:
         raise PromptTooLong(
             f"the prompt has {num_prompt_tokens} tokens, but this model's context has room for {max_model_len}, "
@@ -36,15 +38,12 @@ def _max_tokens(request: SubmitRequest, num_prompt_tokens: int, max_model_len: i
             param=param_of(request.prompt),
         )
     room = max_model_len - num_prompt_tokens
-    if request.max_tokens is None:
-        return room
-    if request.max_tokens > room:
+    if request.max_tokens is not None and request.max_tokens > room:
         raise PromptTooLong(
             f"the prompt has {num_prompt_tokens} tokens and max_tokens is {request.max_tokens}, but this model's "
             f"context has room for {max_model_len}: ask for {room} at most",
             param="max_tokens",
         )
-    return request.max_tokens
 
 
 def _sampling(request: SubmitRequest, encoder: PromptEncoder) -> SamplingParams:

@@ -52,6 +52,7 @@ class ExecutorStatus(Message, frozen=True, tag="executor"):
 
     held_by: InstanceId | None = None
     epoch: int = 0
+    """The latest one, whether or not it is over."""
     device: str = ""
     num_steps: int = 0
     num_tokens: int = 0

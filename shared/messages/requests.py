@@ -121,10 +121,11 @@ class RequestRefused(Message, frozen=True, tag="request_refused"):
 
 
 class CancelRequest(Message, frozen=True, tag="cancel_request"):
-    """Gateway → scheduler: stop. Idempotent; may arrive before the request does, and may race its end."""
+    """Gateway or detokenizer → scheduler: stop. Idempotent; may come before the request does, and may race its end."""
 
     request_id: RequestId
     gateway_id: InstanceId
+    """Where the request's stream ends."""
 
 
 class TokenizePrompt(Message, frozen=True, tag="tokenize_prompt"):

@@ -108,7 +108,7 @@ class TokenLogprobs(Message, frozen=True):
 
 
 class RowFailure(Message, frozen=True):
-    """A sampled row that has no token, because its logits were not numbers."""
+    """A sampled row that has no token: its logits were not numbers, or nothing was left to draw from."""
 
     row: int
     """Position in `sampled_rows`; its token id in the result means nothing."""

@@ -85,6 +85,7 @@ class Scheduler:
         if choice.is_finished or num_tokens > len(choice.output):
             return []
         del choice.output[num_tokens:]
+        del choice.logprobs[num_tokens:]
         self._finish(choice, FinishReason.STOP)
         last = ChoiceTokens(choice.request.request_id, choice.index, num_tokens, int32s(), FinishReason.STOP)
         return [last, *self._ended(choice.request)]
