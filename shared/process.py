@@ -128,7 +128,8 @@ async def _start(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[An
         actor = await build(parts)
         await connecting
     finally:
-        connecting.cancel()
+        connecting.cancel()  # and is waited for: nobody may close the transport while it still connects
+        await asyncio.gather(connecting, return_exceptions=True)
     return actor
 
 

@@ -81,7 +81,8 @@ async def _stream_json(nats_url: str) -> None:
 
 async def _show_live(nats_url: str) -> None:
     async with _watching(nats_url) as (transport, view):
-        with Live(render(view.snapshot()), screen=False, auto_refresh=False, transient=False) as live:
+        with Live("Listening …", auto_refresh=False) as live:
+            await asyncio.sleep(_LISTEN_S)
             while True:
                 await asyncio.sleep(_REFRESH_S)
                 if transport.is_connected:

@@ -15,6 +15,7 @@ from nats.errors import (
     ConnectionDrainingError,
     OutboundBufferLimitError,
     SlowConsumerError,
+    UnexpectedEOF,
 )
 
 from shared.errors import ConfigError, Disconnected, PayloadTooLarge
@@ -175,6 +176,8 @@ class NatsTransport:
         if isinstance(error, SlowConsumerError):
             self._num_dropped += 1
             self._say_dropping(error.subject)
+        elif isinstance(error, UnexpectedEOF):
+            pass  # the connection is lost, and that is said when it is
         elif self._client.is_connected:
             log.warning("NATS error", extra={"error": f"{type(error).__name__}: {error}"})
         else:

@@ -146,11 +146,8 @@ async def test_a_mesh_serves_is_watched_heals_and_stops(up: Up, home: _Home) -> 
         f"{service}-1" for service in ("gateway", "tokenizer", "scheduler", "executor", "detokenizer")
     }
     status, _, err = await home.shoal("up", "--port", str(home.port))
-    assert (status, err) == (
-        2,
-        f"shoal: a mesh runs on port {home.port} already, started by process {process.pid}; "
-        "stop it or choose another with --port\n",
-    )
+    assert status == 2
+    assert f"a mesh runs on port {home.port} already, started by process {process.pid}" in err
 
     services = _services(process)
     assert sorted(services) == ["detokenizer", "executor", "gateway", "scheduler", "tokenizer"]

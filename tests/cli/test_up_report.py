@@ -59,6 +59,8 @@ def test_another_port_is_named_in_the_hints(terminal: _Terminal) -> None:
 def test_serving_again_is_one_line(terminal: _Terminal) -> None:
     terminal.reporter.ready(STATE, 4.2)
     terminal.shown()
+    terminal.reporter.unready(["executor", "tokenizer"])
+    assert terminal.shown() == "Not serving at this moment: there is no executor and no tokenizer.\n"
     terminal.reporter.ready(STATE, 2.0)
     assert terminal.shown() == "Serving again after 2.0 s.\n"
 
@@ -113,6 +115,7 @@ def test_for_machines_everything_is_an_event_on_a_line(capsys: pytest.CaptureFix
     reporter.up("executor-1", 1.5, [])
     reporter.ready(STATE, 4.2)
     reporter.died("executor-1", "was ended by SIGKILL", 0.0)
+    reporter.unready(["executor"])
     reporter.stop()
     reporter.stopped()
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -123,6 +126,7 @@ def test_for_machines_everything_is_an_event_on_a_line(capsys: pytest.CaptureFix
         "process is up",
         "mesh is ready",
         "process died",
+        "mesh does not serve",
         "stopping the mesh",
         "mesh stopped",
     ]

@@ -12,12 +12,12 @@ PR_SET_PDEATHSIG = 1
 EXIT_NO_PROGRAM = 127
 
 
-def command(program: list[str], *, niceness: int = 0) -> list[str]:
+def command(program: list[str]) -> list[str]:
     """The command that runs `program` bound to this process. Start it from the main thread, which must live on."""
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(niceness), *program]
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 
 
-def main(parent_pid: int, niceness: int, program: list[str]) -> None:
+def main(parent_pid: int, program: list[str]) -> None:
     """Turn this process into `program`."""
     if sys.platform == "linux":
         import ctypes
@@ -25,8 +25,6 @@ def main(parent_pid: int, niceness: int, program: list[str]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit(0)  # the parent died before it could be noticed
-    if niceness:
-        os.nice(niceness)
     try:
         os.execvp(program[0], program)
     except OSError as error:
@@ -35,4 +33,4 @@ def main(parent_pid: int, niceness: int, program: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(int(sys.argv[1]), sys.argv[2:])

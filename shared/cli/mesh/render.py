@@ -12,6 +12,8 @@ _STATE_COLOURS = {"up": "green", "draining": "yellow", "lost": "red"}
 
 def render(snapshot: Snapshot, *, is_connected: bool = True) -> RenderableType:
     """The whole picture."""
+    if not snapshot.instances:
+        return headline(snapshot, is_connected=is_connected)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("instance", "id", "state", "beat", "model"):
         table.add_column(heading, no_wrap=True)

@@ -41,6 +41,10 @@ class MeshReporter(Reporter, Protocol):
         """A request would be served."""
         ...
 
+    def unready(self, missing: Sequence[str]) -> None:
+        """A request would no longer be served, for want of these services, if that is known."""
+        ...
+
     def hung(self, name: str) -> None:
         """A process has been silent for too long and is ended."""
         ...
@@ -99,6 +103,11 @@ class TerminalReporter:
         for command, meaning in ((chat, "talk to it"), (status, "watch it")):
             self._say(f"  {command:<44}  {meaning}")
         self._say(f"\nCtrl-C stops it. Logs are in {self._logs_folder}.")
+
+    def unready(self, missing: Sequence[str]) -> None:
+        """Why, if that is known."""
+        why = f": there is no {' and no '.join(missing)}" if missing else ""
+        self._say(f"Not serving at this moment{why}.", style="yellow")
 
     def line(self, name: str, line: LogLine, raw: str) -> None:
         """Problems only, and not a storm of them."""
@@ -172,6 +181,10 @@ class JsonReporter:
     def ready(self, state: MeshState, after_s: float) -> None:
         """Logged."""
         self._log.info("mesh is ready", extra={"address": state.address, "model": state.model, "after_s": after_s})
+
+    def unready(self, missing: Sequence[str]) -> None:
+        """Logged."""
+        self._log.warning("mesh does not serve", extra={"missing": list(missing)})
 
     def line(self, name: str, line: LogLine, raw: str) -> None:
         """Events as they came; what is none becomes one."""

@@ -1,6 +1,7 @@
 """One mesh from start to stop: its processes, who of them beats, whether it serves, and the signals that end it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -116,8 +117,7 @@ class MeshRun:
     async def _watch_beats(self) -> None:
         async with connected(self._options.nats_url) as transport:
             await listen(transport, self._on_beat)
-            while True:
-                await asyncio.sleep(_CHECK_S)
+            while not await self._stopped_within(_CHECK_S):
                 for name in self._liveness.hung(is_connected=transport.is_connected):
                     if name in self._service_names:
                         self._reporter.hung(name)
@@ -126,11 +126,18 @@ class MeshRun:
     async def _watch_readiness(self, began: float) -> None:
         """Tell when the mesh serves, and when it does so again after it did not."""
         is_ready = False
-        while not self._stop.is_set():
+        pause_s = 0.0
+        while not await self._stopped_within(pause_s):
             answer = await readiness.ask(self._options.host, self._options.port, self._options.model)
             was_ready, is_ready = is_ready, answer is not None and answer.is_ready
             if is_ready and not was_ready:
                 self._reporter.ready(self._state(), self._clock.now() - began)
             elif was_ready and not is_ready:
                 began = self._clock.now()
-            await asyncio.sleep(_CHECK_S if is_ready else _POLL_S)
+                self._reporter.unready(answer.missing if answer else ("gateway",))
+            pause_s = _CHECK_S if is_ready else _POLL_S
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        return self._stop.is_set()

@@ -1,0 +1,169 @@
+"""A whole mesh in one process: the five real services on an in-memory broker, the gateway on a real port.
+
+Everything is as in a mesh of processes but for the processes: messages are encoded, sent and decoded, the model runs,
+clients connect over HTTP and WebSockets.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from services.detokenizer.decoding import load_decoding
+from services.detokenizer.service import DetokenizerService
+from services.executor.config import ExecutorConfig
+from services.executor.factory import load
+from services.executor.model_runner import ModelRunner
+from services.executor.service import Executor
+from services.gateway.config import GatewayConfig
+from services.gateway.service import Gateway
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.service import SchedulerService
+from services.tokenizer.encoding import load_encoder
+from services.tokenizer.service import TokenizerService
+from shared.actor import Actor, Identity
+from shared.clock import SystemClock
+from shared.ids import InstanceId, Service
+from shared.transport.memory import MemoryBroker, MemoryTransport
+
+MODEL = "model"
+
+
+class InProcessMesh:
+    """The running services, and a client's ways in."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.broker = MemoryBroker()
+        self.session = session
+        self.gateway: Gateway
+        self.scheduler: SchedulerService
+        self.detokenizer: DetokenizerService
+        self.executor: Executor
+
+    @property
+    def url(self) -> str:
+        """The gateway's address."""
+        return self.gateway.server.address
+
+    async def until_ready(self) -> None:
+        """Return when a request would be served."""
+        async with asyncio.timeout(20):
+            while True:
+                async with self.session.get(f"{self.url}/readyz") as answer:
+                    if answer.status == 200:
+                        return
+                await asyncio.sleep(0.02)
+
+    async def until_idle(self) -> None:
+        """Return when no service has anything left of any request."""
+        async with asyncio.timeout(20):
+            while not (self.scheduler.is_idle() and self.detokenizer.is_idle() and self.gateway.is_idle()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def complete(self, **body: Any) -> dict[str, Any]:
+        """The answer to one completion that is not streamed."""
+        async with self.session.post(f"{self.url}/v1/completions", json={"model": MODEL, **body}) as answer:
+            assert answer.status == 200, await answer.text()
+            parsed: dict[str, Any] = await answer.json()
+            return parsed
+
+    async def stream_all(self, bodies: Sequence[dict[str, Any]]) -> list["Streamed"]:
+        """All of several requests, streamed at once over one WebSocket, each with its token ids."""
+        streamed = [Streamed() for _ in bodies]
+        by_request_id: dict[str, Streamed] = {}
+        async with self.session.ws_connect(f"{self.url}/v1/stream", max_msg_size=0) as socket:
+            for number, body in enumerate(bodies):
+                body = {"model": MODEL, **body}
+                await socket.send_json({"type": "request.create", "id": str(number), "token_ids": True, "body": body})
+            while not all(stream.end for stream in streamed):
+                message = await socket.receive_json(timeout=120)
+                if message["type"] == "request.accepted":
+                    by_request_id[message["request_id"]] = streamed[int(message["id"])]
+                elif "id" in message:
+                    streamed[int(message["id"])].take(message)
+                else:
+                    by_request_id[message["request_id"]].take(message)
+        return streamed
+
+
+@dataclass
+class Streamed:
+    """What came for one request."""
+
+    text: dict[int, str] = field(default_factory=dict)
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    end: dict[str, Any] | None = None
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Take in a delta or the end."""
+        assert self.end is None, f"{message['type']} after {self.end['type'] if self.end else None}"
+        if message["type"] != "request.delta":
+            self.end = message
+            return
+        index = message["index"]
+        assert message["offset"] == len(self.text.setdefault(index, "")), "a hole or a repetition in the text"
+        self.text[index] += message["text"]
+        self.token_ids.setdefault(index, []).extend(message["token_ids"])
+
+
+@asynccontextmanager
+async def in_process_mesh(
+    folder: Path,
+    runner: ModelRunner,
+    *,
+    scheduler: SchedulerConfig | None = None,
+    gateway: GatewayConfig | None = None,
+) -> AsyncIterator[InProcessMesh]:
+    """A mesh that serves the model in `folder`, which `runner` has loaded, as MODEL."""
+    runner.reset()
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300))
+        )
+        mesh, clock = InProcessMesh(session), SystemClock()
+
+        async def parts(service: Service) -> tuple[Identity, MemoryTransport]:
+            transport = MemoryTransport(mesh.broker)
+            await transport.connect()
+            stack.push_async_callback(transport.close)
+            return Identity(service, InstanceId(f"{service}-1"), f"{service}-1"), transport
+
+        mesh.scheduler = SchedulerService(*await parts(Service.SCHEDULER), clock, scheduler or SchedulerConfig())
+        mesh.executor = Executor(*await parts(Service.EXECUTOR), clock, runner)
+        mesh.detokenizer = DetokenizerService(
+            *await parts(Service.DETOKENIZER),
+            clock,
+            model=MODEL,
+            decoding=load_decoding(folder),
+            max_open_choices=4096,
+            max_silence_s=900,
+        )
+        tokenizer = TokenizerService(
+            *await parts(Service.TOKENIZER),
+            clock,
+            model=MODEL,
+            encoder=load_encoder(folder, max_model_len=None),
+            inline_chars=4096,
+            max_waiting_prompts=32,
+        )
+        mesh.gateway = Gateway(*await parts(Service.GATEWAY), clock, gateway or GatewayConfig(port=0))
+        actors: list[Actor[Any]] = [mesh.scheduler, mesh.executor, mesh.detokenizer, tokenizer, mesh.gateway]
+        for actor in actors:
+            await stack.enter_async_context(actor)
+        running = [asyncio.create_task(actor.run(), name=actor.identity.name) for actor in actors]
+        try:
+            await mesh.until_ready()
+            yield mesh
+        finally:
+            for actor in actors:
+                actor.drain(0)
+            await asyncio.gather(*running)
+
+
+def load_runner(folder: Path, settings: ExecutorConfig) -> ModelRunner:
+    """The model in `folder`, loaded as MODEL."""
+    return load(folder, MODEL, settings)

@@ -1,0 +1,183 @@
+"""One instance of every message class, with its bytes on the wire. The bytes are the protocol: they never change.
+
+When a field is added at the end of a class, its old bytes move to the compatibility tests and new ones come here.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+import shared.messages as wire
+from shared.ids import InstanceId, RequestId, Service
+from shared.messages import (
+    AttachExecutor,
+    AttachRefused,
+    CallFailed,
+    CancelRequest,
+    ChatMessage,
+    ChatPrompt,
+    ChoiceText,
+    ChoiceTokens,
+    DecodeTokens,
+    DetachExecutor,
+    DetokenizerStatus,
+    DetokenizeTokens,
+    ErrorInfo,
+    ExecutorAttached,
+    ExecutorCapacity,
+    ExecutorStatus,
+    ExecutorView,
+    FinishReason,
+    GatewayStatus,
+    Message,
+    Outcome,
+    Presence,
+    PromptTokenized,
+    RequestAccepted,
+    RequestClosed,
+    RequestOpened,
+    RequestRefused,
+    RowFailure,
+    RunStep,
+    SchedulerStatus,
+    SlotAssignment,
+    StepCompleted,
+    StepPlan,
+    StepResult,
+    StepsMissing,
+    StopStringFound,
+    SubmitRequest,
+    SubmitTokens,
+    TextAlternative,
+    TextLogprobs,
+    TextOptions,
+    TextProduced,
+    TextPrompt,
+    Timing,
+    TokenizePrompt,
+    TokenizerStatus,
+    TokenLogprobs,
+    TokenPrompt,
+    TokensDetokenized,
+    Usage,
+    int32s,
+)
+from shared.sampling import SamplingParams
+
+REQUEST = RequestId("req-00")
+GATEWAY, TOKENIZER, SCHEDULER, EXECUTOR, DETOKENIZER = (InstanceId(f"{service}-1") for service in Service)
+
+SAMPLING = SamplingParams(
+    seed=2**63 - 1,
+    temperature=0.5,
+    top_k=40,
+    top_p=0.75,
+    min_p=0.125,
+    presence_penalty=-2.0,
+    frequency_penalty=2.0,
+    repetition_penalty=1.5,
+    logit_bias={7: -100.0},
+    min_tokens=3,
+    end_token_ids=(2, 0),
+    num_logprobs=5,
+)
+ERROR = ErrorInfo(429, "rate_limit_error", "queue_full", "too many", None, 1.5)
+TEXT = TextOptions(("\n\n", "ß"), False, int32s([1, 2]))
+CHAT = ChatPrompt((ChatMessage("user", "hé", "ann"),), {"enable_thinking": True, "depth": [1, None]}, True)
+CAPACITY = ExecutorCapacity("tiny", 4096, 32, 64, 8192, 512)
+LOGPROBS = TokenLogprobs(-0.5, int32s([3, 4]), (-0.25, -1.0))
+ASSIGNMENT = SlotAssignment(5, REQUEST, 1, int32s([1, -1, 2**31 - 1]), 2, SAMPLING, int32s([9]))
+PLAN = StepPlan(
+    step_id=7,
+    released=int32s([1]),
+    assigned=(ASSIGNMENT,),
+    copies=int32s([3, 4]),
+    slots=int32s([5, 6]),
+    starts=int32s([0, 10]),
+    counts=int32s([3, 1]),
+    num_new_blocks=int32s([1, 0]),
+    new_block_ids=int32s([11]),
+    sampled_rows=int32s([1]),
+)
+RESULT = StepResult(7, int32s([42]), (LOGPROBS, None), (RowFailure(1, "NaN"),), 0.125)
+USAGE = Usage(10, 8, (3, 4))
+CLOSED = RequestClosed(REQUEST, Outcome.FAILED, USAGE, Timing(0.5, 1.0, 2.0), ERROR)
+ALTERNATIVE = TextAlternative("é", -0.5, "é".encode())
+CHOICE_TEXT = ChoiceText(
+    REQUEST, 0, 4, int32s([42]), 9, "né", FinishReason.STOP, (TextLogprobs(ALTERNATIVE, (ALTERNATIVE,)),)
+)
+CHOICE_TOKENS = ChoiceTokens(REQUEST, 1, 4, int32s([42, 43]), FinishReason.LENGTH, (LOGPROBS, None))
+OPENED = RequestOpened(REQUEST, SCHEDULER, GATEWAY, "tiny", TEXT, 2)
+VIEW = ExecutorView(EXECUTOR, "tiny", 3, 2, 4096, 4000, 100)
+SCHEDULER_STATUS = SchedulerStatus((VIEW,), 2, 3, 1000, 800, 500, 1)
+
+EXAMPLES: tuple[msgspec.Struct, ...] = (
+    SAMPLING,
+    ERROR,
+    TEXT,
+    CHAT,
+    ChatMessage("user", "hé", "ann"),
+    TextPrompt("once", False),
+    TokenPrompt(int32s([1, 300])),
+    CAPACITY,
+    LOGPROBS,
+    ASSIGNMENT,
+    PLAN,
+    RowFailure(1, "NaN"),
+    RESULT,
+    USAGE,
+    Timing(0.5, 1.0, 2.0),
+    CLOSED,
+    ALTERNATIVE,
+    TextLogprobs(ALTERNATIVE, (ALTERNATIVE,)),
+    CHOICE_TEXT,
+    CHOICE_TOKENS,
+    OPENED,
+    VIEW,
+    SubmitRequest(REQUEST, GATEWAY, SCHEDULER, "tiny", "acme", CHAT, SAMPLING, TEXT, 2, 100, True),
+    SubmitTokens(REQUEST, GATEWAY, "tiny", "acme", int32s([1, 2, 3]), SAMPLING, TEXT, 2, 100),
+    RequestAccepted(REQUEST, SCHEDULER, 3),
+    RequestRefused(REQUEST, ERROR),
+    CancelRequest(REQUEST, GATEWAY),
+    TokenizePrompt("call-1", GATEWAY, "tiny", TextPrompt("once", False)),
+    PromptTokenized("call-1", int32s([1, 2]), 8192),
+    DetokenizeTokens("call-1", GATEWAY, "tiny", int32s([1, 2])),
+    TokensDetokenized("call-1", "once"),
+    CallFailed("call-1", ERROR),
+    AttachExecutor(SCHEDULER),
+    ExecutorAttached(EXECUTOR, 3, CAPACITY),
+    AttachRefused(EXECUTOR, SCHEDULER),
+    DetachExecutor(SCHEDULER, 3),
+    RunStep(3, PLAN),
+    StepCompleted(EXECUTOR, 3, RESULT),
+    StepsMissing(EXECUTOR, 3, 8),
+    DecodeTokens(SCHEDULER, (OPENED,), (CHOICE_TOKENS,), (CLOSED,)),
+    StopStringFound(REQUEST, 1, 6),
+    TextProduced(DETOKENIZER, (CHOICE_TEXT,), (CLOSED,)),
+    GatewayStatus("http://127.0.0.1:8000", 1, 2, 3),
+    TokenizerStatus(8192, 3, 1000),
+    SCHEDULER_STATUS,
+    ExecutorStatus(SCHEDULER, 3, "cpu", 70, 900, 1.5),
+    DetokenizerStatus(4, 500),
+    Presence(Service.SCHEDULER, SCHEDULER, "scheduler-1", ("tiny",), SCHEDULER_STATUS, 6, True, False),
+)
+
+
+def message_classes() -> Iterator[type[msgspec.Struct]]:
+    """Every class that `shared.messages` defines, and the one it takes from `shared.sampling`."""
+    for name in dir(wire):
+        kind = getattr(wire, name)
+        if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message:
+            yield kind
+    yield SamplingParams
+
+
+def example_of(kind: type[msgspec.Struct]) -> msgspec.Struct:
+    """The example of exactly this class."""
+    (example,) = (example for example in EXAMPLES if type(example) is kind)
+    return example
+
+
+def name_of(example: msgspec.Struct) -> str:
+    """The class's name, for test ids."""
+    return type(example).__name__
