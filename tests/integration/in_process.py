@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec.structs import replace
 
 from services.detokenizer.decoding import load_decoding
 from services.detokenizer.service import DetokenizerService
@@ -19,6 +20,7 @@ from services.executor.config import ExecutorConfig
 from services.executor.factory import load
 from services.executor.model_runner import ModelRunner
 from services.executor.service import Executor
+from services.executor.step_thread import Runner
 from services.gateway.config import GatewayConfig
 from services.gateway.service import Gateway
 from services.scheduler.config import SchedulerConfig
@@ -28,6 +30,7 @@ from services.tokenizer.service import TokenizerService
 from shared.actor import Actor, Identity
 from shared.clock import SystemClock
 from shared.ids import InstanceId, Service
+from shared.messages import StepPlan, StepResult
 from shared.transport.memory import MemoryBroker, MemoryTransport
 
 MODEL = "model"
@@ -113,7 +116,7 @@ class Streamed:
 @asynccontextmanager
 async def in_process_mesh(
     folder: Path,
-    runner: ModelRunner,
+    runner: Runner,
     *,
     scheduler: SchedulerConfig | None = None,
     gateway: GatewayConfig | None = None,
@@ -162,6 +165,25 @@ async def in_process_mesh(
             for actor in actors:
                 actor.drain(0)
             await asyncio.gather(*running)
+
+
+class FewBlocks:
+    """A runner that says it has fewer blocks than it has."""
+
+    def __init__(self, runner: Runner, num_blocks: int) -> None:
+        self._runner = runner
+        self.device = runner.device
+        self.capacity = replace(
+            runner.capacity, num_blocks=num_blocks, max_model_len=num_blocks * runner.capacity.block_size
+        )
+
+    def reset(self) -> None:
+        """As the runner itself."""
+        self._runner.reset()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """As the runner itself."""
+        return self._runner.run(plan)
 
 
 def load_runner(folder: Path, settings: ExecutorConfig) -> ModelRunner:

@@ -1,7 +1,5 @@
 """Greedy output of the whole mesh equals transformers', token for token, however the requests are scheduled."""
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ import transformers
 from tokenizers import Tokenizer
 
 from services.executor.config import ExecutorConfig
-from services.executor.model_runner import ModelRunner
 from services.executor.weights import Weights
 from services.scheduler.config import SchedulerConfig
-from tests.integration.in_process import InProcessMesh, Streamed, in_process_mesh, load_runner
+from tests.integration.in_process import FewBlocks, Streamed, in_process_mesh, load_runner
 from tests.tiny_models import FAMILIES, make_tiny_model
 
 NUM_TOKENS = 64
@@ -88,10 +85,48 @@ def generate(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     generation = transformers.GenerationConfig(
         max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, eos_token_id=None
     )
-    out = model.generate(ids, attention_mask=mask, generation_config=generation)
+    model.generation_config = generation  # the model's own would end at its end tokens
+    out = model.generate(ids, attention_mask=mask)
     return [row[longest:].tolist() for row in out]
 
 
 async def test_alone(model: Case) -> None:
     async with in_process_mesh(model.folder, model.runner) as mesh:
         model.check([(await mesh.stream_all([body]))[0] for body in model.bodies()])
+
+
+async def test_in_a_full_batch(model: Case) -> None:
+    async with in_process_mesh(model.folder, model.runner) as mesh:
+        model.check(await mesh.stream_all(model.bodies()))
+        assert mesh.scheduler.status().num_preemptions == 0
+
+
+async def test_one_step_at_a_time(model: Case) -> None:
+    async with in_process_mesh(model.folder, model.runner, scheduler=SchedulerConfig(pipeline_depth=1)) as mesh:
+        model.check(await mesh.stream_all(model.bodies()))
+
+
+async def test_in_chunks_of_seven_tokens(model: Case) -> None:
+    async with in_process_mesh(model.folder, model.runner, scheduler=SchedulerConfig(max_chunk_tokens=7)) as mesh:
+        model.check(await mesh.stream_all(model.bodies()))
+
+
+async def test_after_a_prefix_hit(model: Case) -> None:
+    """Each prompt again with its own answer's beginning cached, so that the hit ends inside the output."""
+    async with in_process_mesh(model.folder, model.runner) as mesh:
+        model.check(await mesh.stream_all(model.bodies()))
+        halves = [
+            {**body, "prompt": [*body["prompt"], *tokens[:40]], "max_tokens": NUM_TOKENS - 40}
+            for body, tokens in zip(model.bodies(), model.expected, strict=True)
+        ]
+        streamed = await mesh.stream_all(halves)
+        for stream, tokens in zip(streamed, model.expected, strict=True):
+            assert stream.token_ids[0] == tokens[40:]
+            assert stream.end is not None
+            assert stream.end["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+
+
+async def test_with_so_few_blocks_that_choices_are_preempted(model: Case) -> None:
+    async with in_process_mesh(model.folder, FewBlocks(model.runner, 40)) as mesh:
+        model.check(await mesh.stream_all(model.bodies()))
+        assert mesh.scheduler.status().num_preemptions > 0

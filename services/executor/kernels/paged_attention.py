@@ -64,7 +64,6 @@ def paged_attention(
         q.numpy(),
         key_cache.numpy(),
         value_cache.numpy(),
-        _pieces(query_starts.numpy()),
         query_starts.numpy(),
         context_lens.numpy(),
         block_tables.numpy(),
@@ -100,14 +99,20 @@ def paged_attention_naive(
     return out
 
 
+@inlined
 def _pieces(query_starts: Ints) -> Ints:
-    """The work as (sequence, first query, number of queries), [pieces, 3] int32."""
-    counts = np.diff(query_starts)
-    pieces_of = -(-counts // _QUERIES)
-    rows = np.repeat(np.arange(len(counts), dtype=np.int32), pieces_of)
-    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(pieces_of) - pieces_of, pieces_of)
-    firsts = query_starts[rows] + numbers * _QUERIES
-    return np.stack((rows, firsts, np.minimum(_QUERIES, query_starts[rows + 1] - firsts)), axis=1).astype(np.int32)
+    """The work as (sequence, first query, number of queries), [pieces, 3]."""
+    num_pieces = 0
+    for sequence in range(len(query_starts) - 1):
+        num_pieces += -(-(query_starts[sequence + 1] - query_starts[sequence]) // _QUERIES)
+    pieces = np.empty((num_pieces, 3), np.int32)
+    piece = 0
+    for sequence in range(len(query_starts) - 1):
+        end = query_starts[sequence + 1]
+        for first in range(query_starts[sequence], end, _QUERIES):
+            pieces[piece] = (sequence, first, min(_QUERIES, end - first))
+            piece += 1
+    return pieces
 
 
 @inlined
@@ -192,7 +197,6 @@ def _paged_attention(
     q: Floats,
     keys: Floats,
     values: Floats,
-    pieces: Ints,
     query_starts: Ints,
     context_lens: Ints,
     block_tables: Ints,
@@ -202,6 +206,7 @@ def _paged_attention(
     num_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = values.shape[1:3]
     group = num_heads // num_kv_heads
+    pieces = _pieces(query_starts)
     for work in prange(len(pieces) * num_kv_heads):
         head = work % num_kv_heads
         sequence, first_query, num_queries = pieces[work // num_kv_heads]
