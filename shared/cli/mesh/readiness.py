@@ -31,10 +31,12 @@ def address(host: str, port: int) -> str:
 
 async def ask(host: str, port: int, model: str) -> Readiness | None:
     """What the gateway says of `model`; None if it does not answer."""
-    return await asyncio.to_thread(_ask, client_host(host), port, model)
+    return await asyncio.to_thread(ask_now, host, port, model)
 
 
-def _ask(host: str, port: int, model: str) -> Readiness | None:
+def ask_now(host: str, port: int, model: str) -> Readiness | None:
+    """The same, blocking."""
+    host = client_host(host)
     with contextlib.closing(http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)) as connection:
         try:
             connection.request("GET", "/readyz")

@@ -1,0 +1,18 @@
+"""`shoal bench`: measure this machine, or any OpenAI-compatible server. Prints what it saw, judges nothing."""
+
+import click
+
+from shared.cli.bench.load_command import load_command
+from shared.cli.bench.mesh_command import mesh_command
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Measure speed and cost. Without a subcommand: everything that concerns this machine."""
+    if context.invoked_subcommand is None:
+        context.invoke(mesh_command)
+
+
+command.add_command(mesh_command)
+command.add_command(load_command)
