@@ -4,7 +4,7 @@ from array import array
 from enum import Enum
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import msgspec
 
 
