@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 from aiohttp import WSMsgType
 
 from tests.gateway.fake_mesh import PATIENCE_S, FakeRequest

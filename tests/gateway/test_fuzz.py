@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -3,7 +3,7 @@
 from typing import Any
 
 import aiohttp
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import pytest
 
 from shared.errors import InvalidRequest
