@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from services.executor.config import ExecutorConfig
+from services.executor.memory import give_back_unused
 from services.executor.service import Executor
 from services.executor.step_thread import Runner
 from shared.ids import Service
@@ -24,6 +25,7 @@ def _ready_runner(folder: Path, model: str, config: ExecutorConfig) -> Runner:
 
     runner = load(folder, model, config)
     runner.warm_up()
+    give_back_unused()
     return runner
 
 

@@ -1,5 +1,6 @@
-"""How much memory this process may still take. Owns where the operating system says so."""
+"""How much memory this process may still take, and giving back what it does not use."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -13,6 +14,13 @@ def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) ->
     """
     free = [left for left in (_of_machine(meminfo), _of_container(cgroup)) if left is not None]
     return min(free) if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def give_back_unused() -> None:
+    """Return freed memory to the operating system; the allocator keeps it otherwise. Does nothing where it can't."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc
+    if trim is not None:
+        trim(0)
 
 
 def _of_machine(meminfo: Path) -> int | None:

@@ -21,7 +21,7 @@ from numba import prange
 from torch import Tensor
 
 from services.executor.kernels.checks import check
-from services.executor.kernels.jit import Floats, kernel
+from services.executor.kernels.jit import Floats, Longs, kernel
 from services.executor.kernels.microkernel import LANES, make_product
 
 _PANEL: Final = 4 * LANES
@@ -61,6 +61,17 @@ def linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tenso
     return out if bias is None else out.add_(bias)
 
 
+def weight_rows(weight: PackedLinear, row_ids: Tensor) -> Tensor:
+    """Rows of the weight that was packed, [T, columns]: a tied embedding. An id outside raises IndexError."""
+    check("row_ids", row_ids, torch.int64, (len(row_ids),))
+    ids = row_ids.numpy()
+    if len(ids) and not 0 <= ids.min() <= ids.max() < weight.rows:
+        raise IndexError(f"row ids {ids.min()} to {ids.max()}; the weight has {weight.rows} rows")
+    out = torch.empty(len(row_ids), weight.columns)
+    _weight_rows(weight._panels.numpy(), ids, out.numpy())
+    return out
+
+
 def linear_naive(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The formula, in torch; `weight` is not packed."""
     return torch.nn.functional.linear(x, weight, bias)
@@ -78,3 +89,11 @@ def _linear(x: Floats, panels: Floats, out: Floats) -> None:
             padded = np.empty((num_tokens, 64), np.float32)
             _product(x, 0, columns, panels, offset, 64, columns, padded, 0, 64, num_tokens)
             out[:, first:] = padded[:, : rows - first]
+
+
+@kernel
+def _weight_rows(panels: Floats, row_ids: Longs, out: Floats) -> None:
+    for t in prange(len(row_ids)):
+        panel, lane = row_ids[t] // 64, row_ids[t] % 64
+        for column in range(out.shape[1]):
+            out[t, column] = panels[panel, column, lane]

@@ -13,7 +13,7 @@ class Embedding:
 
     def __init__(self, table: Tensor) -> None:
         self.table: Final = table
-        """[vocabulary, hidden] float32; a tied output projection shares it."""
+        """[vocabulary, hidden] float32."""
 
     @classmethod
     def load(cls, weights: Weights, name: str, vocab_size: int, hidden_size: int) -> Self:

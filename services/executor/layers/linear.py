@@ -5,7 +5,7 @@ from typing import Self
 
 from torch import Tensor
 
-from services.executor.kernels.linear import linear, pack
+from services.executor.kernels.linear import linear, pack, weight_rows
 from services.executor.weights import Weights
 
 
@@ -27,3 +27,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, sum of the parts' rows]."""
         return linear(x, self._weight, self._bias)
+
+    def rows(self, row_ids: Tensor) -> Tensor:
+        """These rows of the weight, [T, columns]: what an embedding does that shares its table with this product."""
+        return weight_rows(self._weight, row_ids)

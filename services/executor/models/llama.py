@@ -3,6 +3,7 @@
 Weight names are Hugging Face's.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -67,20 +68,22 @@ class Llama:
 
     def __init__(self, config: ModelConfig, weights: Weights, attention: Attention) -> None:
         """A weight that is missing or misshapen is noted in `weights`, whose `finish` raises."""
-        self._embedding = Embedding.load(weights, "model.embed_tokens", config.vocab_size, config.hidden_size)
+        embedding = Embedding.load(weights, "model.embed_tokens", config.vocab_size, config.hidden_size)
         self._layers = [
             self._layer(config, weights, f"model.layers.{number}", attention) for number in range(config.num_layers)
         ]
         self._norm = RMSNorm.load(weights, "model.norm", config.hidden_size, config.rms_norm_eps)
         if config.tie_word_embeddings:
-            self._lm_head = Linear(self._embedding.table)
-            weights.skip_if_equal("lm_head.weight", self._embedding.table)
+            weights.skip_if_equal("lm_head.weight", embedding.table)
+            self._lm_head = Linear(embedding.table)
+            self._embed: Callable[[Tensor], Tensor] = self._lm_head.rows
         else:
             self._lm_head = Linear.load(weights, {"lm_head": config.vocab_size}, config.hidden_size)
+            self._embed = embedding
 
     def __call__(self, batch: ForwardBatch, kv_cache: KVCache) -> Tensor:
         """Logits [S, vocabulary] float32 of the batch's `logits_rows`; all tokens' keys and values are stored."""
-        residual = self._embedding(batch.token_ids)
+        residual = self._embed(batch.token_ids)
         delta: Tensor | None = None
         for layer, cache in zip(self._layers, kv_cache.layers, strict=True):
             delta = layer(delta, residual, cache, batch)

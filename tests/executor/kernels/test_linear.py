@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.executor.kernels.jit import use_threads
-from services.executor.kernels.linear import linear, linear_naive, pack
+from services.executor.kernels.linear import linear, linear_naive, pack, weight_rows
 
 # float32 adds up to 1500 products in another order than the truth; relative to the size of the sums.
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
@@ -71,6 +71,16 @@ def test_a_packed_weight_stands_on_its_own() -> None:
     weight.fill_(9)
     assert linear(torch.ones(1, 3), packed).tolist() == [[3.0] * 70]
     assert (packed.rows, packed.columns) == (70, 3)
+
+
+def test_rows_of_a_packed_weight_are_those_that_were_packed() -> None:
+    _, weight, _ = tensors(1, 130, 37)
+    ids = torch.tensor([129, 0, 64, 63, 128, 0])
+    assert torch.equal(weight_rows(pack(weight), ids), weight[ids])
+    assert weight_rows(pack(weight), ids[:0]).shape == (0, weight.shape[1])
+    for outside in (-1, 130):
+        with pytest.raises(IndexError, match="the weight has 130 rows"):
+            weight_rows(pack(weight), torch.tensor([5, outside]))
 
 
 def test_wrong_arguments_are_named() -> None:
