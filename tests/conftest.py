@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from shared.cli.mesh import bound
@@ -17,6 +18,9 @@ from shared.cli.mesh.ports import free_port
 from shared.transport.memory import MemoryBroker
 
 DEFAULT_MODEL = "smollm2-135m"
+
+hypothesis.settings.register_profile("shoal", deadline=None)  # how long an example takes says nothing on a busy machine
+hypothesis.settings.load_profile("shoal")
 
 
 class NatsServer:
