@@ -54,12 +54,6 @@ class Unauthorized(RequestError):
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
-class Forbidden(RequestError):
-    """A key that may not do this."""
-
-    status, type, code = 403, "permission_error", "forbidden"
-
-
 class NotFound(RequestError):
     """An unknown model, request or path."""
 

@@ -2,7 +2,7 @@
 
 import secrets
 from enum import StrEnum
-from typing import NewType
+from typing import Final, NewType
 
 RequestId = NewType("RequestId", str)
 """One client request, from admission to its terminal event. Unguessable: it is also what resumes a stream."""
@@ -25,6 +25,10 @@ class Service(StrEnum):
     SCHEDULER = "scheduler"
     EXECUTOR = "executor"
     DETOKENIZER = "detokenizer"
+
+
+SERVING: Final = (Service.TOKENIZER, Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
+"""Of each of these a model needs one, beside a gateway, for a request to be served."""
 
 
 def new_request_id() -> RequestId:

@@ -96,6 +96,16 @@ async def _serve(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[An
     finally:
         await parts.transport.close()
     log.info("stopped")
+    if actor is None:
+        _leave_now()
+
+
+def _leave_now() -> NoReturn:
+    """Exit without waiting for a thread that still loads a model, which nothing can interrupt."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 async def _start_unless(

@@ -1,9 +1,11 @@
 """One choice of a request: how far its log and its text have come, and what is held back.
 
 Token ids travel with the text that they led to: those that led to none yet, because a character is unfinished, a stop
-string may be completing or the token is special, wait for the next text or the end. So every event covers the log from
-where the last one ended, and only the last may have no text.
+string may be completing or the token is special, wait for the next text or the end, but not more than 32 of them: what
+has no text yet shows that the choice goes on. So every event covers the log from where the last one ended.
 """
+
+from typing import Final
 
 from services.detokenizer.incremental import TextDecoder
 from services.detokenizer.logprobs import LogprobTexts
@@ -11,6 +13,9 @@ from services.detokenizer.stop_strings import StopScanner
 from shared.errors import Unavailable
 from shared.ids import RequestId
 from shared.messages import ChoiceText, ChoiceTokens, FinishReason, Int32Array, TextLogprobs, TokenLogprobs, int32s
+
+_MAX_HELD_TOKENS: Final = 32
+"""Tokens that led to no text yet are told of when there are so many."""
 
 
 class Choice:
@@ -61,7 +66,7 @@ class Choice:
         text = "" if self.is_stopped else self._decode_new(entry)
         if entry.finish_reason is not None:
             return self._finish(text, entry.finish_reason)
-        return self._event(text, None) if text else None
+        return self._event(text, None) if text or len(self._held_ids) >= _MAX_HELD_TOKENS else None
 
     def close(self) -> ChoiceText | None:
         """What is left when the request ends before this choice had its last entry, if anything is."""

@@ -52,7 +52,7 @@ class StopStrings:
             self.match_lengths[state] = max(self.match_lengths[state], self.match_lengths[fallback])
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def stop_strings(strings: tuple[str, ...]) -> StopStrings:
     """The automaton of these strings; requests often share them."""
     return StopStrings(strings)

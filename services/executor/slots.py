@@ -16,7 +16,6 @@ from shared.messages import ExecutorCapacity, Int32Array, SlotAssignment, StepPl
 from shared.sampling import SamplingParams
 
 Ints = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
 
 
 class PlanError(Exception):

@@ -5,12 +5,9 @@ from collections.abc import Sequence
 
 from shared.clock import Clock
 from shared.errors import ModelNotFound, Unavailable
-from shared.ids import InstanceId, Service
+from shared.ids import SERVING, InstanceId, Service
 from shared.messages import Presence, SchedulerStatus, TokenizerStatus
 from shared.presence import Directory
-
-NEEDED_SERVICES = (Service.TOKENIZER, Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
-"""What must be there for a model, besides a gateway."""
 
 _REMEMBERED_S = 60.0
 """So long after its last instance vanished a model is unavailable rather than unknown."""
@@ -40,7 +37,7 @@ class Admission:
 
     def models(self) -> list[str]:
         """The models that any instance names, in order."""
-        instances = (beat for service in NEEDED_SERVICES for beat in self._directory.alive(service))
+        instances = (beat for service in SERVING for beat in self._directory.alive(service))
         return sorted({model for beat in instances for model in beat.models})
 
     def max_model_len(self, model: str) -> int | None:
@@ -52,13 +49,13 @@ class Admission:
 
     def num_available(self, model: str) -> dict[Service, int]:
         """How many instances of each needed service take work for `model`."""
-        return {service: len(self._directory.available(service, model)) for service in NEEDED_SERVICES}
+        return {service: len(self._directory.available(service, model)) for service in SERVING}
 
-    def missing(self, model: str, needed: Sequence[Service] = NEEDED_SERVICES) -> list[Service]:
+    def missing(self, model: str, needed: Sequence[Service] = SERVING) -> list[Service]:
         """The services among `needed` of which no instance takes work for `model`."""
         return [service for service in needed if not self._directory.available(service, model)]
 
-    def check_model(self, model: str, needed: Sequence[Service] = NEEDED_SERVICES) -> None:
+    def check_model(self, model: str, needed: Sequence[Service] = SERVING) -> None:
         """Raises ModelNotFound for a model that nobody names, and Unavailable for one that lacks a needed service."""
         if missing := self.missing(model, needed):
             if model not in self._last_named:

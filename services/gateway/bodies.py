@@ -12,6 +12,8 @@ from shared.sampling import MAX_LOGPROBS, SamplingParams
 
 MAX_CHOICES: Final = 16
 _MAX_STOP_STRINGS: Final = 16
+_MAX_STOP_CHARS: Final = 1024
+"""In all stop strings of a request: the detokenizer keeps a table with a row for each."""
 _MAX_STOP_TOKENS: Final = 128
 _MAX_BIASED_TOKENS: Final = 1024
 _INT64: Final = 2**63
@@ -139,6 +141,10 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
         if not string:
             place = "stop" if isinstance(stop, str) else f"stop[{number}]"
             raise InvalidRequest(f"{place} must not be empty.", param=place)
+    if (num_chars := sum(map(len, strings))) > _MAX_STOP_CHARS:
+        raise InvalidRequest(
+            f"stop must have at most {_MAX_STOP_CHARS} characters in all, not {num_chars}.", param="stop"
+        )
     return tuple(strings)
 
 

@@ -11,6 +11,8 @@ _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "ass
 """The roles taken and what templates call them: OpenAI renamed the system's."""
 _UNSUPPORTED_ROLES: Final = ("tool", "function")
 _MAX_TEMPLATE_DEPTH: Final = 16
+_MAX_TEMPLATE_VALUES: Final = 1024
+"""Values in all template arguments together: each is looked at before the request goes on."""
 
 
 class ChatTurn(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,6 +34,9 @@ def chat_prompt(turns: list[ChatTurn], arguments: dict[str, Any] | None, parses_
     if not turns:
         raise InvalidRequest("messages must not be empty.", param="messages")
     if arguments:
+        if _num_values(arguments, _MAX_TEMPLATE_VALUES) > _MAX_TEMPLATE_VALUES:
+            message = f"chat_template_kwargs must have at most {_MAX_TEMPLATE_VALUES} values."
+            raise InvalidRequest(message, param="chat_template_kwargs")
         _check_plain(arguments, "chat_template_kwargs", _MAX_TEMPLATE_DEPTH)
     return ChatPrompt(
         messages=tuple(_message(turn, f"messages[{number}]") for number, turn in enumerate(turns)),
@@ -74,6 +79,18 @@ def _part(part: Any, place: str) -> str:
         if field not in ("type", "text"):
             raise UnsupportedField(f"{place}.{field} is an unknown field.", param=f"{place}.{field}")
     return str(part["text"])
+
+
+def _num_values(value: Any, limit: int) -> int:
+    """How many values there are inside, or any number beyond `limit` if there are more."""
+    num_values, to_count = 0, [value]
+    while to_count and num_values <= limit:
+        inside = to_count.pop()
+        if isinstance(inside, dict | list):
+            num_values += len(inside)
+            if num_values <= limit:
+                to_count += inside.values() if isinstance(inside, dict) else inside
+    return num_values
 
 
 def _check_plain(value: Any, place: str, depth: int) -> None:

@@ -1,5 +1,5 @@
 """`python -m shared.cli` is the `shoal` command."""
 
-from shared.cli.main import main
+from shared.cli.command import run
 
-main()
+run()

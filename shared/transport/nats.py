@@ -1,4 +1,4 @@
-"""The transport over core NATS. The only module, with `shared.leases`, that imports nats."""
+"""The transport over core NATS. The only module that imports nats."""
 
 import asyncio
 import contextlib
@@ -25,6 +25,8 @@ from shared.transport.protocol import Handler, Listener, num_bytes
 log = logging.getLogger(__name__)
 
 _RECONNECT_WAIT_S = 0.25
+_MAX_RENEWAL_WAIT_S = 5.0
+"""Between connections that the server closes again, as it does when it refuses a subscription."""
 _MAX_UNSENT_BYTES = 32 << 20
 """What is published while the broker is away waits here; beyond it, publishing raises."""
 _MAX_UNHANDLED_MESSAGES = 65_536
@@ -208,14 +210,24 @@ class NatsTransport:
             listener()
 
     async def _on_closed(self) -> None:
-        if not self._is_closing:  # the client gives up for good when the server reports an error; we do not
+        """The client gives up for good when the server reports an error; we do not."""
+        if not self._is_closing and self._renewal is None:
             self._renewal = asyncio.create_task(self._renew(), name="renew the NATS connection")
 
     async def _renew(self) -> None:
+        """Open connections, one after the other, until one stays open with everything subscribed on it."""
+        pause_s = _RECONNECT_WAIT_S
         log.warning("NATS refused something and closed the connection; opening another")
-        self._client = Client()
-        await self.connect()
-        for subscription in self._subscriptions:
-            await subscription.tell(self._client)
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_RENEWAL_WAIT_S)
+            self._client = Client()
+            await self.connect()
+            with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+                for subscription in list(self._subscriptions):
+                    await subscription.tell(self._client)
+                await self._client.flush(timeout=2)  # a refusal comes back before the answer to this
+            if self._client.is_connected:
+                break
         self._renewal = None
         await self._on_reconnect()

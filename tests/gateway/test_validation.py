@@ -63,6 +63,7 @@ COMMON: list[tuple[dict[str, Any], str, str, str]] = [
     ({"stop": ""}, "stop", INVALID, "stop must not be empty."),
     ({"stop": ["a", ""]}, "stop[1]", INVALID, "stop[1] must not be empty."),
     ({"stop": ["a"] * 17}, "stop", INVALID, "stop must have at most 16 strings, not 17."),
+    ({"stop": ["a" * 1000, "b" * 25]}, "stop", INVALID, "stop must have at most 1024 characters in all, not 1025."),
     ({"stop": 5}, "stop", INVALID, "stop must be a string or an array, not a whole number."),
     ({"stop": [5]}, "stop[0]", INVALID, "stop[0] must be a string"),
     ({"presence_penalty": 2.5}, "presence_penalty", INVALID, "at least -2 and at most 2"),
@@ -153,6 +154,8 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str, str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", INVALID, "at least 0 and at most 20, not 21"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", INVALID, "at least 0"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", INVALID, "must be an object"),
+    ({"chat_template_kwargs": {"a": [0] * 1024}}, "chat_template_kwargs", INVALID, "at most 1024 values"),
+    ({"chat_template_kwargs": {"a": [[[0]] * 600]}}, "chat_template_kwargs", INVALID, "at most 1024 values"),
     ({"chat_template_kwargs": {"a": 2**63}}, "chat_template_kwargs.a", INVALID, "out of range"),
     (
         {"chat_template_kwargs": {"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}},

@@ -5,6 +5,7 @@ It repeats every `AttachExecutor` it hears to a subject, so that a test knows th
 
 import asyncio
 import dataclasses
+import threading
 from typing import Any, ClassVar
 
 from shared import process
@@ -62,7 +63,7 @@ async def build(parts: Parts[EchoConfig]) -> Actor[Any]:
         raise ZeroDivisionError("a bug")
     if parts.config.mode == "build-for-ever":
         print("building", flush=True)
-        await asyncio.Event().wait()
+        await asyncio.to_thread(threading.Event().wait)  # as loading a model does, which nothing can interrupt
     return Echo(parts)
 
 

@@ -42,7 +42,6 @@ def test_the_statuses_are_those_of_the_contract() -> None:
         "UnsupportedField": 400,
         "PromptTooLong": 400,
         "Unauthorized": 401,
-        "Forbidden": 403,
         "NotFound": 404,
         "ModelNotFound": 404,
         "TooLarge": 413,

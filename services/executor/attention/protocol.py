@@ -18,6 +18,6 @@ class Attention(Protocol):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, batch: ForwardBatch) -> Tensor:
         """What each token gathered, [T, heads, head_dim] float32 contiguous.
 
-        q [T, heads, head_dim], k and v [T, kv_heads, head_dim] float32, each token contiguous; q and k are overwritten.
+        q [T, heads, head_dim], k and v [T, kv_heads, head_dim] float32, each token contiguous.
         """
         ...

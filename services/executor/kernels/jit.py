@@ -1,15 +1,24 @@
 """How kernels are compiled: by Numba, once, kept on disk, and without any licence to reorder arithmetic.
 
-Compiled code is kept beside the source, or where NUMBA_CACHE_DIR says. Kernels release Python's lock while they run.
+Compiled code is kept in a folder named after the sources of all kernels together: Numba itself looks only at the file
+of the outermost function, and would go on using what an inner one was before. The folder is beside the sources, or
+where NUMBA_CACHE_DIR says, or, where neither can be written, the user's cache. Kernels release Python's lock.
 """
 
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
 
 import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from shared.errors import OperatorError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,6 +26,36 @@ R = TypeVar("R")
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
+
+_SOURCES: Final = Path(__file__).parent
+
+
+def cache_folder(sources: Path, environ: Mapping[str, str]) -> Path:
+    """Where the compiled code of the kernels in `sources` is kept; that of other versions beside it is removed."""
+    digest = sha256()
+    for path in sorted(sources.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    name = f"kernels-{digest.hexdigest()[:16]}"
+    for parent in _places(sources, environ):
+        folder = parent / name
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                for old in parent.glob("kernels-*"):
+                    if old != folder:
+                        shutil.rmtree(old, ignore_errors=True)
+                return folder
+    raise OperatorError("compiled kernels can be kept nowhere; name a folder that can be written in NUMBA_CACHE_DIR")
+
+
+def _places(sources: Path, environ: Mapping[str, str]) -> list[Path]:
+    if "NUMBA_CACHE_DIR" in environ:
+        return [Path(environ["NUMBA_CACHE_DIR"])]
+    user_cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return [sources / "__pycache__", user_cache / "shoal"]
+
+
+numba.config.CACHE_DIR = str(cache_folder(_SOURCES, os.environ))
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:

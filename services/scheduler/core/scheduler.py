@@ -137,11 +137,6 @@ class Scheduler:
         return events
 
     @property
-    def num_steps_in_flight(self) -> int:
-        """Plans whose results have not come yet."""
-        return len(self._in_flight)
-
-    @property
     def num_outstanding_tokens(self) -> int:
         """Tokens known but not computed, of all that run and wait."""
         return sum(choice.num_known_tokens - choice.num_computed_tokens for choice in self.running + self.waiting)

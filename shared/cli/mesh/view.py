@@ -7,12 +7,9 @@ from typing import Any
 import msgspec
 
 from shared.clock import Clock
-from shared.ids import InstanceId, Service
+from shared.ids import SERVING, InstanceId, Service
 from shared.messages import ExecutorStatus, ExecutorView, Presence, SchedulerStatus
 from shared.presence import Directory
-
-NEEDED_SERVICES = (Service.TOKENIZER, Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
-"""What a model needs to be served, besides a gateway."""
 
 _SHOW_LOST_S = 30.0
 _RATE_WINDOW_S = 3.0
@@ -141,7 +138,7 @@ class MeshView:
         models = {model for history in self._heard.values() for model in history[-1].beat.models}
         gateway = () if self._directory.available(Service.GATEWAY) else (Service.GATEWAY,)
         return {
-            model: gateway + tuple(s for s in NEEDED_SERVICES if not self._directory.available(s, model))
+            model: gateway + tuple(s for s in SERVING if not self._directory.available(s, model))
             for model in sorted(models)
         }
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import logging
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -246,3 +248,22 @@ async def test_dropped_messages_are_counted_each_but_logged_once_a_second(
         assert transport.num_dropped == 99
         assert events.seen == ["dropping messages: a handler is too slow"]
         gate.is_open.set()
+
+
+def _num_connections_so_far(monitor: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{monitor}/varz", timeout=5) as answer:
+        return int(json.load(answer)["total_connections"])
+
+
+async def test_a_server_that_refuses_again_and_again_is_asked_ever_less_often(private_nats_server: NatsServer) -> None:
+    monitor = free_port()
+    private_nats_server.config = f"max_subscriptions: 1\nhttp: 127.0.0.1:{monitor}"
+    private_nats_server.start()
+    transport = NatsTransport(private_nats_server.url, name="tester")
+    await transport.connect()
+    await transport.subscribe("orders.one", Receiver())
+    await transport.subscribe("orders.two", Receiver())  # one more than the server takes
+    await asyncio.sleep(2.5)
+    num_connections = await asyncio.to_thread(_num_connections_so_far, monitor)
+    assert 2 <= num_connections <= 6
+    await transport.close()
