@@ -273,7 +273,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 CoreMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("SHOAL_TEST_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("TEST_EXAMPLES", "100")),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
