@@ -10,9 +10,10 @@ from typing import assert_never
 from services.scheduler import intake
 from services.scheduler.attachments import Attachments
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.events import Event, RequestEnded
+from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.fleet import Fleet
-from services.scheduler.core.policy import StepLimits
 from services.scheduler.core.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.delivery import Delivery, Stream
@@ -298,10 +299,12 @@ class SchedulerService(Actor[SchedulerInbound]):
                 for plan in attachment.to_resend(0, now):
                     await self.send_to(attachment.executor_id, plan)
 
-    def _make_scheduler(self, capacity: ExecutorCapacity) -> Scheduler:
+    def _make_scheduler(self, capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
         max_tokens = min(self._config.max_step_tokens or capacity.max_step_tokens, capacity.max_step_tokens)
         limits = StepLimits(max_tokens=max_tokens, max_chunk_tokens=self._config.max_chunk_tokens)
-        return Scheduler(capacity, limits, ChainedPrefixCache() if self._config.prefix_cache else NoPrefixCache())
+        return Scheduler(
+            capacity, limits, ChainedPrefixCache() if self._config.prefix_cache else NoPrefixCache(), shares
+        )
 
 
 def _view(executor_id: InstanceId, scheduler: Scheduler) -> ExecutorView:

@@ -3,8 +3,9 @@
 from array import array
 from collections import deque
 
+from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.events import Event, RequestEnded
-from services.scheduler.core.policy import StepLimits
+from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.prefix_cache import ChainedPrefixCache, PrefixCache
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
@@ -42,6 +43,7 @@ def make_request(
         num_choices=num_choices,
         priority=priority,
         model="model",
+        tenant=tenant,
         salts=(("tenant", tenant),),
     )
 
@@ -58,7 +60,8 @@ class Bench:
     ) -> None:
         self.capacity = capacity or make_capacity()
         limits = StepLimits(self.capacity.max_step_tokens, max_chunk)
-        self.scheduler = Scheduler(self.capacity, limits, ChainedPrefixCache() if cache is None else cache)
+        self.shares = FairShares()
+        self.scheduler = Scheduler(self.capacity, limits, ChainedPrefixCache() if cache is None else cache, self.shares)
         self.executor = FakeExecutor(self.capacity)
         self.plans: deque[StepPlan] = deque()
         self.events: list[Event] = []
@@ -66,6 +69,7 @@ class Bench:
     def add(self, *requests: Request) -> None:
         """Queue requests."""
         for request in requests:
+            self.shares.opened(request.tenant)
             self.scheduler.add(request)
 
     def plan(self) -> StepPlan | None:

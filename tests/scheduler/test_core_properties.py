@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
+from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.events import Event, RequestEnded
+from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.fleet import MAX_LOSSES, Fleet, NeverFits
-from services.scheduler.core.policy import StepLimits
 from services.scheduler.core.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
@@ -77,9 +78,17 @@ class CoreMachine(RuleBasedStateMachine):
         num_blocks=st.integers(6, 40),
         max_slots=st.integers(1, 5),
         depth=st.integers(1, 3),
+        max_wait_tokens=st.sampled_from([0, 10, 100, 10_000]),
     )
     def start(
-        self, has_cache: bool, max_chunk: int, block_size: int, num_blocks: int, max_slots: int, depth: int
+        self,
+        has_cache: bool,
+        max_chunk: int,
+        block_size: int,
+        num_blocks: int,
+        max_slots: int,
+        depth: int,
+        max_wait_tokens: int,
     ) -> None:
         self.depth = depth
         self.capacity = ExecutorCapacity(
@@ -91,9 +100,10 @@ class CoreMachine(RuleBasedStateMachine):
             max_step_tokens=max_slots + 8,
         )
 
-        def make(capacity: ExecutorCapacity) -> Scheduler:
+        def make(capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
             limits = StepLimits(max_tokens=capacity.max_step_tokens, max_chunk_tokens=max_chunk)
-            return Scheduler(capacity, limits, ChainedPrefixCache() if has_cache else NoPrefixCache())
+            cache = ChainedPrefixCache() if has_cache else NoPrefixCache()
+            return Scheduler(capacity, limits, cache, shares, max_wait_tokens=max_wait_tokens)
 
         self.fleet = Fleet(make)
 
@@ -130,6 +140,7 @@ class CoreMachine(RuleBasedStateMachine):
             num_choices=num_choices,
             priority=priority,
             model=MODEL,
+            tenant=tenant,
             salts=(("tenant", tenant),),
         )
         sent = self.sent[request.request_id] = _Sent(request, prompt)

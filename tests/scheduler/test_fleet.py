@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.events import Event, RequestEnded
+from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.fleet import MAX_LOSSES, Fleet, NeverFits
-from services.scheduler.core.policy import StepLimits
 from services.scheduler.core.prefix_cache import ChainedPrefixCache
 from services.scheduler.core.scheduler import Scheduler
 from shared.ids import InstanceId, RequestId
@@ -18,8 +19,8 @@ A, B = InstanceId("executor-a"), InstanceId("executor-b")
 LONG = list(range(1, 21))
 
 
-def make_scheduler(capacity: ExecutorCapacity) -> Scheduler:
-    return Scheduler(capacity, StepLimits(capacity.max_step_tokens, 64), ChainedPrefixCache())
+def make_scheduler(capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
+    return Scheduler(capacity, StepLimits(capacity.max_step_tokens, 64), ChainedPrefixCache(), shares)
 
 
 class Herd:

@@ -34,6 +34,11 @@ class _Start:
     is_cached: bool
     """Whether the prefix cache knows the shared blocks."""
 
+    @property
+    def kept(self) -> list[BlockId]:
+        """The blocks that must not be lost while the choice is admitted."""
+        return self.shared if self.to_copy is None else [*self.shared, self.to_copy]
+
 
 class BlockManager:
     """The blocks of one executor."""
@@ -58,22 +63,43 @@ class BlockManager:
         matched = self.cache.match(request.prompt_chain(self.block_size).keys)
         return min(len(matched) * self.block_size, len(request.prompt) - 1)
 
+    def num_short(self, choice: Choice, *, headroom: int) -> int:
+        """How many more blocks would have to be free for `admit`; 0 or less if it would succeed. No fork is assumed."""
+        self._prepare(choice)
+        need = self._need(choice, self._find_start(choice, None))
+        return need + headroom - self.pool.num_free
+
+    def num_held_alone(self, choice: Choice) -> int:
+        """Blocks that would be free without this choice."""
+        return sum(self.pool.num_holders(block) == 1 for block in choice.block_table)
+
+    def is_coming(self, choice: Choice, computing: list[Choice]) -> bool:
+        """Whether one of those that compute their prompts will have the block that this one would compute first."""
+        self._prepare(choice)
+        assert choice.key_chain is not None
+        keys = choice.key_chain.keys
+        at = len(self.cache.match(keys))
+        if at == len(keys):
+            return False
+        for other in computing:
+            if other.num_committed_blocks <= at and other.key_chain is not None:
+                their_keys = other.key_chain.keys
+                if at < len(their_keys) and their_keys[at] == keys[at]:
+                    return True
+        return False
+
     def admit(self, choice: Choice, *, fork_of: Choice | None, headroom: int) -> Admission | None:
         """Give a choice the blocks for all its known tokens; None, and no change, if they are not there.
 
         `fork_of` is a running choice of the same request that has the prompt in its blocks, to share them. Afterwards
         at least `headroom` blocks are free, for those that run already.
         """
-        choice.key_chain = choice.request.prompt_chain(self.block_size).fork()
-        choice.key_chain.extend(choice.known_tokens())
+        self._prepare(choice)
         start = self._find_start(choice, fork_of)
-        kept = start.shared if start.to_copy is None else [*start.shared, start.to_copy]
-        num_new = -(-choice.num_known_tokens // self.block_size) - len(start.shared)
-        num_revived = sum(self.pool.num_holders(block) == 0 for block in kept)
-        if self.pool.num_free - num_revived - num_new < headroom:
-            choice.key_chain = None
+        if self.pool.num_free - self._need(choice, start) < headroom:
             return None
-        for block in kept:
+        num_new = -(-choice.num_known_tokens // self.block_size) - len(start.shared)
+        for block in start.kept:
             self.pool.hold(block)
         choice.block_table = start.shared + [self._take() for _ in range(num_new)]
         choice.num_computed_tokens = start.num_computed_tokens
@@ -137,6 +163,17 @@ class BlockManager:
             assert all(holders[block] == 1 and block not in self.cache for block in written), (
                 "a written block is shared"
             )
+
+    def _prepare(self, choice: Choice) -> None:
+        """Have the keys of all full blocks of a choice that waits. They stay right until it runs."""
+        if choice.key_chain is None:
+            choice.key_chain = choice.request.prompt_chain(self.block_size).fork()
+            choice.key_chain.extend(choice.known_tokens())
+
+    def _need(self, choice: Choice, start: _Start) -> int:
+        """Free blocks that admitting a choice takes: new ones, and those it shares that nobody holds."""
+        num_new = -(-choice.num_known_tokens // self.block_size) - len(start.shared)
+        return num_new + sum(self.pool.num_holders(block) == 0 for block in start.kept)
 
     def _find_start(self, choice: Choice, fork_of: Choice | None) -> _Start:
         """The longest beginning that is there already. At least one token is left to compute: sampling needs logits."""

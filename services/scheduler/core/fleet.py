@@ -1,22 +1,28 @@
-"""Several executors under one scheduler: which executor gets a request, and what happens when one is lost.
+"""Several executors under one scheduler: which executor gets a request, and what happens when one drains or is lost.
 
-A request whose model no executor serves waits in the lobby.
+A request whose model no executor serves waits in the lobby. A request goes to the executor that would reach it first,
+by what is known exactly: its queue, its free blocks, and how much of the prompt it has. An executor that has nothing
+left to start takes over what waits elsewhere.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Final
 
 from services.scheduler.core.events import Event, RequestEnded
-from services.scheduler.core.request import Request
+from services.scheduler.core.fairness import FairShares
+from services.scheduler.core.request import ChoiceState, Request
 from services.scheduler.core.scheduler import Scheduler
 from shared.ids import InstanceId, RequestId
 from shared.messages import ExecutorCapacity, Outcome, StepPlan, StepResult
 
-MAX_LOSSES = 3
+MAX_LOSSES: Final = 3
 """A request that has seen so many executors die may be what kills them, and fails."""
 
-SchedulerFactory = Callable[[ExecutorCapacity], Scheduler]
+SchedulerFactory = Callable[[ExecutorCapacity, FairShares], Scheduler]
 
-_NOTHING = ExecutorCapacity(model="", num_blocks=1, block_size=1, max_slots=0, max_model_len=0, max_step_tokens=1)
+_MAX_LOOKED_AT: Final = 4
+_NOTHING: Final = ExecutorCapacity("", num_blocks=1, block_size=1, max_slots=0, max_model_len=0, max_step_tokens=1)
 
 
 class NeverFits(Exception):
@@ -31,10 +37,13 @@ class NeverFits(Exception):
 class Fleet:
     """All executors that one scheduler holds, and all requests on them."""
 
-    def __init__(self, make_scheduler: SchedulerFactory) -> None:
+    def __init__(self, make_scheduler: SchedulerFactory, tenant_weights: Mapping[str, float] | None = None) -> None:
+        """`tenant_weights` are the shares of tenants that are not like all others."""
         self._make_scheduler = make_scheduler
+        self._shares = FairShares(tenant_weights)
         self._schedulers: dict[InstanceId, Scheduler] = {}
-        self._lobby = make_scheduler(_NOTHING)
+        self._draining: set[InstanceId] = set()
+        self._lobby = make_scheduler(_NOTHING, self._shares)
         """Where requests wait while no executor serves their model: a scheduler without slots."""
         self._requests: dict[RequestId, Request] = {}
         self._homes: dict[RequestId, Scheduler] = {}
@@ -45,12 +54,26 @@ class Fleet:
         """Use one more executor, and give it the requests in the lobby that it can serve."""
         if executor_id in self._schedulers:
             raise ValueError(f"{executor_id} is in the fleet already")
-        self._schedulers[executor_id] = self._make_scheduler(capacity)
+        self._schedulers[executor_id] = self._make_scheduler(capacity, self._shares)
         return self._move_from(self._lobby)
+
+    def drain_executor(self, executor_id: InstanceId) -> list[Event]:
+        """Give an executor nothing new: what runs there goes on, what waits finds another place."""
+        if executor_id not in self._schedulers or executor_id in self._draining:
+            return []
+        self._draining.add(executor_id)
+        scheduler = self._schedulers[executor_id]
+        events: list[Event] = []
+        for request in self._requests_of(scheduler):
+            if _has_not_begun(request):
+                scheduler.withdraw(request)
+                events += self._settle(request)
+        return events
 
     def remove_executor(self, executor_id: InstanceId) -> list[Event]:
         """An executor is lost: its requests go on elsewhere, but for those that have lost too many."""
         scheduler = self._schedulers.pop(executor_id, None)
+        self._draining.discard(executor_id)
         if scheduler is None:
             return []
         for request in self._requests_of(scheduler):
@@ -85,7 +108,9 @@ class Fleet:
 
     def max_total_tokens(self, model: str) -> int | None:
         """The most tokens of prompt and output that a choice can have; None if no executor serves the model."""
-        capacities = [scheduler.capacity for scheduler in self._serving(model)]
+        capacities = [
+            scheduler.capacity for scheduler in self._schedulers.values() if scheduler.capacity.model == model
+        ]
         return max((min(c.max_model_len, c.num_blocks * c.block_size) for c in capacities), default=None)
 
     def add(self, request: Request) -> None:
@@ -94,6 +119,7 @@ class Fleet:
             raise ValueError(f"{request.request_id} is in the fleet already")
         self._check_fits(request)
         self._requests[request.request_id] = request
+        self._shares.opened(request.tenant)
         self._place(request)
 
     def cancel(self, request_id: RequestId) -> list[Event]:
@@ -112,7 +138,10 @@ class Fleet:
 
     def schedule(self, executor_id: InstanceId) -> StepPlan | None:
         """The next step of one executor, or None if it has nothing to compute."""
-        return self._schedulers[executor_id].schedule()
+        scheduler = self._schedulers[executor_id]
+        if scheduler.has_room and not scheduler.waiting and executor_id not in self._draining:
+            self._take_over_for(scheduler)
+        return scheduler.schedule()
 
     def apply(self, executor_id: InstanceId, result: StepResult) -> list[Event]:
         """Take in what a step of one executor sampled."""
@@ -122,7 +151,7 @@ class Fleet:
         """Raise AssertionError unless every request is in exactly one place."""
         for scheduler in (self._lobby, *self._schedulers.values()):
             scheduler.check_invariants()
-            for choice in scheduler.running + scheduler.waiting:
+            for choice in chain(scheduler.running, scheduler.waiting):
                 request = choice.request
                 assert self._homes[request.request_id] is scheduler, f"{request.request_id} is away from home"
                 assert self._requests[request.request_id] is request, f"{request.request_id} is unknown"
@@ -130,7 +159,12 @@ class Fleet:
         assert not any(request.is_finished for request in self._requests.values()), "an ended request is kept"
 
     def _serving(self, model: str) -> list[Scheduler]:
-        return [scheduler for scheduler in self._schedulers.values() if scheduler.capacity.model == model]
+        """Those that may be given more."""
+        return [
+            scheduler
+            for executor_id, scheduler in self._schedulers.items()
+            if scheduler.capacity.model == model and executor_id not in self._draining
+        ]
 
     def _requests_of(self, home: Scheduler) -> list[Request]:
         return [self._requests[request_id] for request_id, where in self._homes.items() if where is home]
@@ -141,13 +175,39 @@ class Fleet:
             raise NeverFits(request.max_total_tokens, limit)
 
     def _place(self, request: Request) -> None:
-        """Put a request on the executor that would reach it first: least work left, the prompt's own included."""
-        able = [s for s in self._serving(request.model) if s.can_hold(request)]
-        home = min(
-            able, key=lambda s: s.num_outstanding_tokens - s.blocks.num_cached_tokens(request), default=self._lobby
-        )
+        """Put a request on the executor that would reach it first."""
+        able = [scheduler for scheduler in self._serving(request.model) if scheduler.can_hold(request)]
+        home = self._lobby
+        if len(able) == 1:
+            home = able[0]
+        elif able:
+            typical = self._typical_token_seconds(able)
+            home = min(able, key=lambda scheduler: scheduler.seconds_until(request, typical))
         self._homes[request.request_id] = home
         home.add(request)
+
+    def _take_over_for(self, idle: Scheduler) -> None:
+        """Give an executor with nothing left to start a request that waits elsewhere and would be reached sooner."""
+        others = [s for s in self._serving(idle.capacity.model) if s is not idle and s.waiting]
+        if not others:
+            return
+        busiest = max(others, key=lambda scheduler: scheduler.num_outstanding_tokens)
+        typical = self._typical_token_seconds([idle, busiest])
+        for choice in busiest.waiting.first(_MAX_LOOKED_AT):
+            request = choice.request
+            if not (_has_not_begun(request) and idle.can_hold(request)):
+                continue
+            waited_for = busiest.seconds_until(request, typical, is_there=True)
+            if idle.seconds_until(request, typical) < waited_for:
+                busiest.withdraw(request)
+                self._homes[request.request_id] = idle
+                idle.add(request)
+                return
+
+    def _typical_token_seconds(self, schedulers: list[Scheduler]) -> float:
+        """What a token takes on an executor that has not been measured yet: as on the others."""
+        measured = [s.token_seconds for s in schedulers if s.token_seconds is not None]
+        return sum(measured) / len(measured) if measured else 1.0
 
     def _move_from(self, old: Scheduler) -> list[Event]:
         """Find a new home for all requests of one that has no use for them."""
@@ -155,16 +215,20 @@ class Fleet:
         old.evacuate()
         events: list[Event] = []
         for request in requests:
-            self._place(request)
-            try:
-                self._check_fits(request)
-            except NeverFits as error:
-                events += self._end(request, Outcome.FAILED, str(error))
-                continue
-            if request.num_losses >= MAX_LOSSES:
-                reason = f"{request.num_losses} executors in a row were lost while they had this request"
-                events += self._end(request, Outcome.FAILED, reason)
+            events += self._settle(request)
         return events
+
+    def _settle(self, request: Request) -> list[Event]:
+        """Find a new home for a request, unless it is beyond hope."""
+        self._place(request)
+        try:
+            self._check_fits(request)
+        except NeverFits as error:
+            return self._end(request, Outcome.FAILED, str(error))
+        if request.num_losses >= MAX_LOSSES:
+            reason = f"{request.num_losses} executors in a row were lost while they had this request"
+            return self._end(request, Outcome.FAILED, reason)
+        return []
 
     def _end(self, request: Request, outcome: Outcome, reason: str | None = None) -> list[Event]:
         return self._forget_ended(self._homes[request.request_id].end(request, outcome, reason))
@@ -174,4 +238,10 @@ class Fleet:
             if isinstance(event, RequestEnded):
                 del self._requests[event.request.request_id]
                 del self._homes[event.request.request_id]
+                self._shares.closed(event.request.tenant)
         return events
+
+
+def _has_not_begun(request: Request) -> bool:
+    """Whether no choice runs anywhere, or has tokens on the way."""
+    return not any(choice.state is ChoiceState.RUNNING or choice.num_in_flight for choice in request.choices)

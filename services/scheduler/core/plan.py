@@ -2,6 +2,7 @@
 
 from array import array
 
+from services.scheduler.core.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT
 from services.scheduler.core.request import Choice
 from shared.ids import BlockId
 from shared.messages import Int32Array, SlotAssignment, StepPlan
@@ -10,12 +11,16 @@ from shared.messages import Int32Array, SlotAssignment, StepPlan
 class PlanBuilder:
     """One step in the making: rows, assignments and copies, and the tokens that are still free in it."""
 
-    def __init__(self, step_id: int, max_tokens: int, released: Int32Array) -> None:
+    def __init__(self, step_id: int, released: Int32Array) -> None:
         """`released` are the slots that lost their choice since the last step."""
         self.step_id = step_id
-        self.num_tokens_left = max_tokens
+        self.num_tokens = 0
+        self.num_output_rows = 0
+        """Rows of outputs that went on; all other rows are of prompts, or of outputs computed again."""
         self.sampled: list[Choice] = []
         """Those that sample in this step, in the order of the result's tokens."""
+        self.charges: dict[str, float] = {}
+        """What each tenant is served by it, in weighted tokens."""
         self._released = released
         self._assigned: list[SlotAssignment] = []
         self._copies: Int32Array = array("i")
@@ -61,8 +66,19 @@ class PlanBuilder:
         self._counts.append(num_tokens)
         self._num_new_blocks.append(len(new_blocks))
         self._new_block_ids.extend(new_blocks)
-        self.num_tokens_left -= num_tokens
+        self.num_tokens += num_tokens
         choice.num_computed_tokens += num_tokens
+        self._charge(choice)
+
+    def _charge(self, choice: Choice) -> None:
+        """Count what is computed for the first time."""
+        num_new = choice.num_computed_tokens - choice.num_tokens_charged
+        if num_new > 0:
+            request = choice.request
+            is_output = choice.num_computed_tokens > len(request.prompt)
+            weight = OUTPUT_TOKEN_WEIGHT if is_output else PROMPT_TOKEN_WEIGHT
+            self.charges[request.tenant] = self.charges.get(request.tenant, 0.0) + weight * num_new
+            choice.num_tokens_charged = choice.num_computed_tokens
 
     def was_computed_before(self, choice: Choice, num_tokens: int) -> bool:
         """Whether a running choice's first tokens were in its blocks before this step."""

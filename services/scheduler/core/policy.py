@@ -1,49 +1,38 @@
-"""Who goes first, who gives way, and how many tokens each gets in a step. Functions of what is there, no state."""
+"""Who gives way to whom, and how a step's tokens are shared. Functions of what is there, without state."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import Final
 
+from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.request import Choice
 
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What one step may hold."""
-
-    max_tokens: int
-    """Tokens computed in a step. At least the number of slots, so that every running choice can go on."""
-    max_chunk_tokens: int
-    """Tokens that one choice computes in a step: a longer prompt is computed in several."""
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1 or self.max_chunk_tokens < 1:
-            raise ValueError("a step must hold at least one token, and so must a chunk")
+MAX_TIMES_GIVING_WAY: Final = 2
+"""So often a choice may be preempted for the sake of another tenant; then it runs to its end."""
 
 
-def share_budget(needs: Sequence[int], limits: StepLimits) -> list[int]:
-    """How many tokens each of those who need `needs` gets, in order of place.
+def share_prompt_tokens(needs: Sequence[int], budget: int, max_chunk_tokens: int) -> list[int]:
+    """How many tokens each prompt gets in a step, at most a chunk each; `needs` are in order of place.
 
-    Everyone gets one token first, so that running outputs keep flowing while a long prompt is computed; what is left
-    goes to the first in order, up to a chunk each.
+    One half goes by place, so that whoever was first makes progress however many others come. The other half, and
+    what is left of the first, goes to the shortest first, so that a short prompt does not wait for a long one.
     """
-    if sum(needs) <= limits.max_tokens and max(needs, default=0) <= limits.max_chunk_tokens:
-        return list(needs)
-    left = limits.max_tokens
-    shares = []
-    for need in needs:
-        share = min(need, 1, left)
-        shares.append(share)
-        left -= share
+    shares = [0] * len(needs)
+    by_place = budget - budget // 2
+    left = budget - by_place
     for index, need in enumerate(needs):
-        extra = min(need, limits.max_chunk_tokens) - shares[index]
-        if extra > 0 and left > 0:
-            shares[index] += min(extra, left)
-            left -= min(extra, left)
+        shares[index] = min(need, by_place, max_chunk_tokens)
+        by_place -= shares[index]
+    left += by_place
+    for index in sorted(range(len(needs)), key=lambda index: needs[index]):
+        extra = min(needs[index] - shares[index], left, max_chunk_tokens - shares[index])
+        shares[index] += extra
+        left -= extra
     return shares
 
 
-def victim(running: Sequence[Choice]) -> Choice:
-    """Who gives up its blocks when they are short: the last in order."""
+def first_victim(running: Sequence[Choice]) -> Choice:
+    """Who gives up its blocks when those that run need more than there are: the last in order."""
     return running[-1]
 
 
@@ -53,3 +42,65 @@ def admission_headroom(num_running: int) -> int:
     Without it, an admission would be undone by preemption as soon as the others grow.
     """
     return num_running
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much an executor holds."""
+
+    max_slots: int
+    num_blocks: int
+
+
+def who_gives_way(
+    newcomer: Choice, running: Sequence[Choice], tenants: Set[str], shares: FairShares, room: Room
+) -> Iterator[Choice]:
+    """Those that would be preempted to make room for one that waits, in the order in which they would.
+
+    First whoever has a worse priority, the last in order first. Then, if the newcomer's tenant has less than its fair
+    part of the executor, the last in order of tenants that have more than theirs, as long as they keep theirs.
+    `tenants` are those that run or wait there: they share it.
+    """
+    priority = newcomer.request.priority
+    for choice in reversed(running):
+        if choice.place[0] > priority:
+            yield choice
+    holdings: dict[str, _Holding] = {}
+    for choice in running:
+        if choice.place[0] <= priority:
+            holdings.setdefault(choice.request.tenant, _Holding(room)).add(choice)
+    total_weight = sum(shares.weight(tenant) for tenant in tenants)
+    mine = holdings.pop(newcomer.request.tenant, None)
+    if mine is not None and mine.part >= shares.weight(newcomer.request.tenant) / total_weight:
+        return
+    for tenant, holding in sorted(holdings.items(), key=lambda item: -item[1].part / shares.weight(item[0])):
+        fair = shares.weight(tenant) / total_weight
+        while (spare := holding.spare(fair)) is not None:
+            if spare.place[0] == priority and spare.num_times_gave_way < MAX_TIMES_GIVING_WAY:
+                yield spare
+
+
+class _Holding:
+    """What one tenant holds of an executor."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._choices: list[Choice] = []
+        self._num_blocks = 0
+
+    def add(self, choice: Choice) -> None:
+        self._choices.append(choice)
+        self._num_blocks += len(choice.block_table)
+
+    @property
+    def part(self) -> float:
+        """The part of its slots or of its blocks, whichever is more."""
+        return max(len(self._choices) / self._room.max_slots, self._num_blocks / self._room.num_blocks)
+
+    def spare(self, fair: float) -> Choice | None:
+        """The last choice, taken out, if the tenant keeps a fair part without it."""
+        last = self._choices.pop() if self._choices else None
+        if last is None:
+            return None
+        self._num_blocks -= len(last.block_table)
+        return last if self.part >= fair else None

@@ -6,6 +6,7 @@ A choice is what runs: one continuation of the prompt, with its own tokens, bloc
 from array import array
 from collections.abc import Iterable
 from enum import Enum, auto
+from math import inf
 from typing import Final
 
 from services.scheduler.core.prefix_cache import ROOT, KeyChain
@@ -52,18 +53,22 @@ class Choice:
         "num_committed_blocks",
         "num_computed_tokens",
         "num_in_flight",
+        "num_times_gave_way",
+        "num_tokens_charged",
+        "num_tokens_waited",
         "output",
         "place",
         "request",
         "slot",
         "state",
+        "waits_since",
     )
 
     def __init__(self, request: "Request", index: int) -> None:
         self.request = request
         self.index = index
-        self.place = (request.priority, request.arrival, index)
-        """Its place in every order, smallest first. Kept for life."""
+        self.place: tuple[float, int, int] = (request.priority, request.arrival, index)
+        """Its place among those that run: who is first goes on first and gives way last."""
         self.state = ChoiceState.WAITING if index == 0 else ChoiceState.HELD
         self.finish_reason: FinishReason | None = None
         self.output: Int32Array = array("i")
@@ -80,11 +85,24 @@ class Choice:
         """Leading blocks of the table that the prefix cache was told of."""
         self.cache_entry = ROOT
         """The prefix cache's entry for the last of them."""
+        self.num_tokens_charged = 0
+        """Its first tokens that were counted as service to its tenant, so that computing them again is not."""
+        self.num_times_gave_way = 0
+        """How often it was preempted for the sake of another tenant."""
+        self.num_tokens_waited = 0
+        """How long it has waited before, in tokens computed for others."""
+        self.waits_since = 0
+        """When it would have begun to wait had it waited without a break."""
 
     @property
     def num_known_tokens(self) -> int:
         """Prompt and output so far, without what is in flight."""
         return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens that no planned step computes; below 0 if planned steps compute some that are in flight."""
+        return self.num_known_tokens - self.num_computed_tokens
 
     @property
     def num_tokens_to_compute(self) -> int:
@@ -99,6 +117,10 @@ class Choice:
     def is_finished(self) -> bool:
         """Whether nothing more will come of it."""
         return self.state is ChoiceState.FINISHED
+
+    def promote(self) -> None:
+        """Let nobody come before it any more but who was promoted earlier."""
+        self.place = (-inf, self.request.arrival, self.index)
 
     def known_tokens(self) -> Int32Array:
         """Prompt and output so far."""
@@ -130,6 +152,7 @@ class Request:
         "request_id",
         "salts",
         "sampling",
+        "tenant",
     )
 
     def __init__(
@@ -143,10 +166,12 @@ class Request:
         num_choices: int = 1,
         priority: int = 0,
         model: str = "",
+        tenant: str = "",
         salts: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """`arrival` is its number in the order of arrival, `priority` is better the smaller it is, `salts` keep its
-        blocks from requests with others. Raises ValueError if there is nothing to compute."""
+        """`arrival` is its number in the order of arrival, `priority` is better the smaller it is, `tenant` is who its
+        service is counted for, `salts` keep its blocks from requests with others. Raises ValueError if there is nothing
+        to compute."""
         if not prompt or max_tokens < 1 or num_choices < 1:
             raise ValueError("a request needs a prompt, at least one token to generate and at least one choice")
         self.request_id = request_id
@@ -157,6 +182,7 @@ class Request:
         self.max_tokens = max_tokens
         self.priority = priority
         self.model = model
+        self.tenant = tenant
         self.salts = tuple(salts)
         self.num_cached_tokens = 0
         """Tokens of the prompt found in the prefix cache when it first ran."""

@@ -3,22 +3,29 @@
 A choice has known tokens, of which some are computed; a step computes some of the rest. Whoever has all known tokens
 computed in a step samples the next. Plans may be made before the results of earlier ones are known: a sampled token
 counts as in flight until then.
+
+Who goes first, who gives way and how much a step holds are decided by collaborators: `waiting`, `policy`, `budget`.
 """
 
 from array import array
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 from operator import attrgetter
+from typing import Final, NamedTuple
 
 from services.scheduler.core import policy
 from services.scheduler.core.block_manager import BlockManager
 from services.scheduler.core.block_pool import BlockPool
+from services.scheduler.core.budget import PromptBudget, StepLimits, StepShape
 from services.scheduler.core.events import Event, RequestEnded
+from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.plan import PlanBuilder
 from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.request import Choice, ChoiceState, Request
-from shared.ids import SlotId
+from services.scheduler.core.waiting import WaitingQueue
+from shared.ids import BlockId, SlotId
 from shared.messages import (
     ChoiceTokens,
     ExecutorCapacity,
@@ -32,26 +39,49 @@ from shared.messages import (
 
 _place = attrgetter("place")
 
+_LOOK_AHEAD: Final = 16
+"""How many of those that wait are looked at in a step."""
+
 
 class StepMismatch(Exception):
     """A result that is not the one expected next."""
 
 
+class _InFlight(NamedTuple):
+    """A plan whose result has not come yet."""
+
+    step_id: int
+    sampled: list[Choice]
+    shape: StepShape
+
+
 class Scheduler:
     """The requests of one executor."""
 
-    def __init__(self, capacity: ExecutorCapacity, limits: policy.StepLimits, cache: PrefixCache) -> None:
+    def __init__(
+        self,
+        capacity: ExecutorCapacity,
+        limits: StepLimits,
+        cache: PrefixCache,
+        shares: FairShares,
+        *,
+        max_wait_tokens: int = 1 << 20,
+    ) -> None:
+        """`shares` counts what tenants were served, here and on other executors. Whoever has waited while
+        `max_wait_tokens` were computed here goes before everybody else."""
         self.capacity = capacity
         self.running: list[Choice] = []
         """In order of place."""
-        self.waiting: list[Choice] = []
-        """In order of place; new and preempted ones alike."""
+        self.waiting = WaitingQueue(shares, max_wait_tokens)
         self.num_preemptions = 0
+        self.num_outstanding_tokens = 0
+        """Tokens known but not computed, of all that run and wait; those in flight count as computed."""
         self.blocks = BlockManager(BlockPool(capacity.num_blocks), cache, capacity.block_size)
-        self._limits = limits
+        self._budget = PromptBudget(limits)
+        self._shares = shares
         self._free_slots = [SlotId(slot) for slot in reversed(range(capacity.max_slots))]
         self._released_slots = array("i")
-        self._in_flight: deque[tuple[int, list[Choice]]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         self._next_step_id = 1
 
     # Requests come and go.
@@ -61,11 +91,20 @@ class Scheduler:
         capacity = self.capacity
         return request.max_total_tokens <= min(capacity.max_model_len, capacity.num_blocks * capacity.block_size)
 
+    def withdraw(self, request: Request) -> None:
+        """Give up a request of which nothing runs here, so that another executor can have it."""
+        for choice in request.choices:
+            if choice in self.waiting:
+                self.waiting.remove(choice)
+                self.num_outstanding_tokens -= choice.num_uncomputed_tokens
+                choice.key_chain = None
+
     def add(self, request: Request) -> None:
         """Queue a request that this executor can hold."""
         for choice in request.choices:
             if choice.state in (ChoiceState.WAITING, ChoiceState.PREEMPTED):
-                insort(self.waiting, choice, key=_place)
+                self.waiting.add(choice)
+                self.num_outstanding_tokens += choice.num_uncomputed_tokens
 
     def end(self, request: Request, outcome: Outcome, reason: str | None = None) -> list[Event]:
         """Finish all that is left of a request, whatever it is doing; nothing if it has ended."""
@@ -84,6 +123,7 @@ class Scheduler:
         """Finish a choice because its text reached a stop string with its first `num_tokens` output tokens."""
         if choice.is_finished or num_tokens > len(choice.output):
             return []
+        self.num_outstanding_tokens -= len(choice.output) - num_tokens
         del choice.output[num_tokens:]
         del choice.logprobs[num_tokens:]
         self._finish(choice, FinishReason.STOP)
@@ -95,37 +135,42 @@ class Scheduler:
         for choice in self.running:
             self._unseat(choice)
             choice.move_to(ChoiceState.PREEMPTED)
-        for _, sampled in self._in_flight:
-            for choice in sampled:
+        for step in self._in_flight:
+            for choice in step.sampled:
                 choice.num_in_flight = 0
         self._in_flight.clear()
         self.running = []
-        self.waiting = []
+        for choice in self.waiting:
+            choice.key_chain = None
+        self.waiting.clear()
+        self.num_outstanding_tokens = 0
 
     # Steps.
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
-        step = PlanBuilder(self._next_step_id, self._limits.max_tokens, self._released_slots)
-        self._continue_running(step)
-        self._admit_waiting(step)
-        if not step.has_rows:
-            return None
-        return self._close_plan(step)
+        step = PlanBuilder(self._next_step_id, self._released_slots)
+        self._make_way()
+        prompts = self._continue_running(step)
+        self._admit_waiting(step, prompts)
+        self._compute_prompts(step, prompts)
+        return self._close_plan(step) if step.has_rows else None
 
     def apply(self, result: StepResult) -> list[Event]:
         """Take in what a step sampled. Raises StepMismatch, and changes nothing, unless it is the oldest in flight."""
-        if not self._in_flight or self._in_flight[0][0] != result.step_id:
-            expected = self._in_flight[0][0] if self._in_flight else "none"
-            raise StepMismatch(f"got the result of step {result.step_id}, expected {expected}")
-        _, sampled = self._in_flight[0]
-        if len(sampled) != len(result.token_ids):
-            raise StepMismatch(f"step {result.step_id} sampled {len(result.token_ids)} tokens, expected {len(sampled)}")
+        step = self._in_flight[0] if self._in_flight else None
+        if step is None or step.step_id != result.step_id:
+            raise StepMismatch(f"got the result of step {result.step_id}, expected {step.step_id if step else 'none'}")
+        if len(step.sampled) != len(result.token_ids):
+            raise StepMismatch(
+                f"step {result.step_id} sampled {len(result.token_ids)} tokens, expected {len(step.sampled)}"
+            )
         self._in_flight.popleft()
+        self._budget.observe(step.shape, result.duration_s)
         failures = {failure.row: failure.reason for failure in result.failures}
-        logprobs = result.logprobs or (None,) * len(sampled)
+        logprobs = result.logprobs or (None,) * len(step.sampled)
         events: list[Event] = []
-        for row, choice in enumerate(sampled):
+        for row, choice in enumerate(step.sampled):
             choice.num_in_flight -= 1
             if choice.is_finished:
                 continue
@@ -137,9 +182,27 @@ class Scheduler:
         return events
 
     @property
-    def num_outstanding_tokens(self) -> int:
-        """Tokens known but not computed, of all that run and wait."""
-        return sum(choice.num_known_tokens - choice.num_computed_tokens for choice in self.running + self.waiting)
+    def has_room(self) -> bool:
+        """Whether somebody could be seated now."""
+        return bool(self._free_slots) and self.blocks.num_free_blocks > policy.admission_headroom(len(self.running))
+
+    @property
+    def token_seconds(self) -> float | None:
+        """What a token takes here, over the latest steps; None before the first."""
+        return self._budget.token_seconds
+
+    def seconds_until(self, request: Request, typical_token_s: float, *, is_there: bool = False) -> float:
+        """About how long it would take to compute what is here already and then this request's prompt.
+
+        Blocks that are not free count like tokens to be computed before. `is_there`: the request is among those here.
+        """
+        num_tokens = self.num_outstanding_tokens
+        if not is_there:
+            num_cached = self.blocks.num_cached_tokens(request)
+            num_tokens += len(request.prompt) - num_cached
+            num_needed = -(-(len(request.prompt) - num_cached) // self.capacity.block_size)
+            num_tokens += max(0, num_needed - self.blocks.num_free_blocks) * self.capacity.block_size
+        return num_tokens * (self.token_seconds or typical_token_s)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if queues, slots and blocks do not agree with one another."""
@@ -149,8 +212,10 @@ class Scheduler:
         assert len({*slots, *self._free_slots}) == len(slots) + len(self._free_slots) == self.capacity.max_slots, (
             "slots"
         )
-        for queue in (self.running, self.waiting):
-            assert queue == sorted(queue, key=_place), "a queue is out of order"
+        self.waiting.check_invariants()
+        assert self.running == sorted(self.running, key=_place), "those that run are out of order"
+        outstanding = sum(choice.num_uncomputed_tokens for choice in chain(self.running, self.waiting))
+        assert self.num_outstanding_tokens == outstanding, f"{self.num_outstanding_tokens} tokens, not {outstanding}"
         assert all(choice.state is ChoiceState.RUNNING for choice in self.running), "not running"
         assert all(c.state in (ChoiceState.WAITING, ChoiceState.PREEMPTED) for c in self.waiting), "not waiting"
         assert all(c.slot is None and not c.block_table for c in self.waiting), "a waiting choice holds something"
@@ -158,46 +223,97 @@ class Scheduler:
             assert choice.num_computed_tokens <= choice.num_known_tokens + choice.num_in_flight, "computed the unknown"
             assert len(choice.block_table) * self.capacity.block_size >= choice.num_computed_tokens, "blocks missing"
 
-    def _continue_running(self, step: PlanBuilder) -> None:
-        """Give those that run their share of the step; who is last in order gives way when blocks are short."""
-        running = self.running
-        needs = [choice.num_tokens_to_compute for choice in running]
-        shares = policy.share_budget(needs, self._limits)
-        for choice, need, share in zip(tuple(running), needs, shares, strict=True):
-            if choice.state is not ChoiceState.RUNNING:
-                return  # gave way to those before it, as did all after it
-            if share == 0:
-                continue
-            new_blocks = self.blocks.grow(choice, share)
-            while new_blocks is None:
-                victim = policy.victim(running)
-                self._preempt(victim)
-                if victim is choice:
-                    return
-                new_blocks = self.blocks.grow(choice, share)
-            step.compute(choice, share, new_blocks, samples=share == need)
+    def _make_way(self) -> None:
+        """Preempt for the one that is next if that lets it in, and it has more right to be there."""
+        newcomer = self.waiting.head()
+        if newcomer is None or newcomer.num_in_flight:
+            return
+        num_slots_short = 0 if self._free_slots else 1
+        num_blocks_short = self.blocks.num_short(newcomer, headroom=policy.admission_headroom(len(self.running)))
+        if not num_slots_short and num_blocks_short <= 0:
+            return
+        tenants = self.waiting.tenants | {choice.request.tenant for choice in self.running}
+        room = policy.Room(self.capacity.max_slots, self.capacity.num_blocks)
+        victims = []
+        for choice in policy.who_gives_way(newcomer, self.running, tenants, self._shares, room):
+            victims.append(choice)
+            num_slots_short -= 1
+            num_blocks_short -= self.blocks.num_held_alone(choice) + 1  # and one less to keep free
+            if num_slots_short <= 0 and num_blocks_short <= 0:
+                break
+        else:
+            return  # all of them together would not be enough
+        for choice in victims:
+            choice.num_times_gave_way += choice.request.priority == newcomer.request.priority
+            self._preempt(choice)
 
-    def _admit_waiting(self, step: PlanBuilder) -> None:
-        """Seat those that wait, in order, while there are slots, blocks and room in the step."""
-        while self.waiting and self._free_slots and step.num_tokens_left > 0:
-            choice = self.waiting[0]
-            if choice.num_in_flight:
-                return  # its next token is on the way
+    def _continue_running(self, step: PlanBuilder) -> list[Choice]:
+        """Let every output go on by a token; the last in order gives way when blocks are short. Returns the others:
+        those that have prompts, or outputs, to compute before they can sample."""
+        running = self.running
+        prompts = []
+        for choice in tuple(running):
+            if choice.state is not ChoiceState.RUNNING:
+                break  # gave way to those before it, as did all after it
+            need = choice.num_tokens_to_compute
+            if need > 1:
+                prompts.append(choice)
+            elif need == 1:
+                new_blocks = self._grow(choice)
+                if new_blocks is None:
+                    break
+                step.compute(choice, 1, new_blocks, samples=True)
+        step.num_output_rows = step.num_tokens
+        return [choice for choice in prompts if choice.state is ChoiceState.RUNNING]
+
+    def _grow(self, choice: Choice) -> list[BlockId] | None:
+        """Blocks for a choice's next token; None if it had to give way itself."""
+        while (new_blocks := self.blocks.grow(choice, 1)) is None:
+            victim = policy.first_victim(self.running)
+            self._preempt(victim)
+            if victim is choice:
+                return None
+        return new_blocks
+
+    def _admit_waiting(self, step: PlanBuilder, prompts: list[Choice]) -> None:
+        """Seat those that wait, in order, while there are slots and blocks, and add them to those with `prompts`.
+
+        Who waits for its own next token, or for a prefix that another is computing, is passed over meanwhile.
+        """
+        for choice in self.waiting.first(_LOOK_AHEAD):
+            if not self._free_slots:
+                break
+            if choice.num_in_flight or self.blocks.is_coming(choice, prompts):
+                continue
             headroom = policy.admission_headroom(len(self.running))
             admission = self.blocks.admit(choice, fork_of=self._fork_source(choice, step), headroom=headroom)
             if admission is None:
-                return
-            del self.waiting[0]
+                break
             self._seat(choice)
             step.assign(choice, admission.copied)
-            need = choice.num_tokens_to_compute
-            share = min(need, step.num_tokens_left, self._limits.max_chunk_tokens)
-            step.compute(choice, share, [], samples=share == need)
+            prompts.append(choice)
+
+    def _compute_prompts(self, step: PlanBuilder, prompts: list[Choice]) -> None:
+        """Share what the step can take beside the outputs among those that have more to compute than one token."""
+        if not prompts:
+            return
+        prompts.sort(key=_place)
+        needs = [choice.num_tokens_to_compute for choice in prompts]
+        budget = self._budget.num_prompt_tokens(step.num_output_rows)
+        shares = policy.share_prompt_tokens(needs, budget, self._budget.limits.max_chunk_tokens)
+        for choice, need, share in zip(prompts, needs, shares, strict=True):
+            if share:
+                step.compute(choice, share, [], samples=share == need)
 
     def _close_plan(self, step: PlanBuilder) -> StepPlan:
         self._released_slots = array("i")
-        self._in_flight.append((step.step_id, step.sampled))
+        shape = StepShape(step.num_output_rows, step.num_tokens - step.num_output_rows)
+        self._in_flight.append(_InFlight(step.step_id, step.sampled, shape))
         self._next_step_id += 1
+        self.waiting.pass_tokens(step.num_tokens)
+        self.num_outstanding_tokens -= step.num_tokens
+        for tenant, tokens in step.charges.items():
+            self._shares.charge(tenant, tokens)
         for choice in self.running:
             self.blocks.commit(choice)
         for choice in step.sampled:
@@ -217,9 +333,15 @@ class Scheduler:
         for choice in request.choices:
             if choice.state is ChoiceState.HELD:
                 choice.move_to(ChoiceState.WAITING)
-                insort(self.waiting, choice, key=_place)
+                self.waiting.add(choice)
+                self.num_outstanding_tokens += choice.num_uncomputed_tokens
 
     def _seat(self, choice: Choice) -> None:
+        if self.waiting.is_overdue(choice):
+            choice.promote()
+        self.waiting.remove(choice)
+        self.num_outstanding_tokens -= choice.num_computed_tokens
+        choice.num_tokens_charged = max(choice.num_tokens_charged, choice.num_computed_tokens)
         if choice.state is ChoiceState.WAITING and choice.index == 0:
             choice.request.num_cached_tokens = choice.num_computed_tokens
         choice.move_to(ChoiceState.RUNNING)
@@ -227,6 +349,7 @@ class Scheduler:
         insort(self.running, choice, key=_place)
 
     def _unseat(self, choice: Choice) -> None:
+        self.num_outstanding_tokens += choice.num_computed_tokens
         self.blocks.commit(choice)
         self.blocks.release(choice)
         assert choice.slot is not None
@@ -238,13 +361,14 @@ class Scheduler:
         self._unseat(choice)
         self.running.remove(choice)
         choice.move_to(ChoiceState.PREEMPTED)
-        insort(self.waiting, choice, key=_place)
+        self.waiting.add(choice)
         self.num_preemptions += 1
 
     def _append(self, choice: Choice, token_id: int, logprobs: TokenLogprobs | None) -> Iterable[Event]:
         request = choice.request
         offset = len(choice.output)
         choice.output.append(token_id)
+        self.num_outstanding_tokens += 1
         if request.sampling.num_logprobs is not None:
             choice.logprobs.append(logprobs)
         reason = None
@@ -269,8 +393,10 @@ class Scheduler:
         if choice.state is ChoiceState.RUNNING:
             self._unseat(choice)
             self.running.remove(choice)
+            self.num_outstanding_tokens -= choice.num_uncomputed_tokens
         elif choice in self.waiting:
             self.waiting.remove(choice)
+            self.num_outstanding_tokens -= choice.num_uncomputed_tokens
         choice.move_to(ChoiceState.FINISHED)
         choice.finish_reason = reason
         if choice.index == 0:

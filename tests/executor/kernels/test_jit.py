@@ -57,4 +57,4 @@ def test_the_kernels_of_this_process_are_kept_by_their_sources() -> None:
 
     from services.executor.kernels import jit
 
-    assert numba.config.CACHE_DIR == str(cache_folder(Path(jit.__file__).parent, os.environ))
+    assert str(cache_folder(Path(jit.__file__).parent, os.environ)) == numba.config.CACHE_DIR

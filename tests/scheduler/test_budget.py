@@ -1,0 +1,71 @@
+"""How many tokens of prompts fit beside running outputs: learned from the times of steps."""
+
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from services.scheduler.core.budget import PromptBudget, StepLimits, StepShape
+
+
+def run(budget: PromptBudget, *, plain_s: float, token_s: float, num_steps: int = 60, noise: float = 0.0) -> list[int]:
+    """Steps beside eight outputs on a machine with these times, most of them full; the budgets in turn."""
+    draw = random.Random(1)
+    budgets = []
+    for step in range(num_steps):
+        num_tokens = budget.num_prompt_tokens(8)
+        num_tokens = num_tokens if step % 4 else num_tokens // 3
+        duration_s = (plain_s + token_s * num_tokens) * draw.uniform(1 - noise, 1 + noise)
+        budget.observe(StepShape(8, num_tokens), duration_s)
+        budgets.append(budget.num_prompt_tokens(8))
+    return budgets
+
+
+@pytest.mark.parametrize(("plain_s", "token_s", "ideal"), [(0.02, 0.0002, 100), (0.05, 0.001, 50), (0.1, 0.0005, 200)])
+def test_a_step_with_prompts_takes_at_most_twice_one_without(plain_s: float, token_s: float, ideal: int) -> None:
+    budgets = run(PromptBudget(StepLimits(4096, 4096)), plain_s=plain_s, token_s=token_s)
+    assert budgets[-1] == pytest.approx(ideal, rel=0.05)
+
+
+def test_a_target_in_seconds_is_kept_instead() -> None:
+    budgets = run(PromptBudget(StepLimits(4096, 4096, target_step_s=0.05)), plain_s=0.02, token_s=0.0002)
+    assert budgets[-1] == pytest.approx(150, rel=0.05)
+
+
+def test_noise_moves_the_budget_only_a_little() -> None:
+    budgets = run(PromptBudget(StepLimits(4096, 4096)), plain_s=0.02, token_s=0.0002, num_steps=300, noise=0.15)
+    settled = budgets[40:]
+    assert 60 < sum(settled) / len(settled) < 140
+    assert min(settled) >= 16
+
+
+def test_the_budget_follows_when_tokens_become_dearer() -> None:
+    budget = PromptBudget(StepLimits(4096, 4096))
+    assert run(budget, plain_s=0.02, token_s=0.0002)[-1] > 90
+    assert run(budget, plain_s=0.02, token_s=0.001)[-1] == pytest.approx(20, rel=0.25)
+
+
+def test_without_running_outputs_a_step_is_as_large_as_it_may_be() -> None:
+    assert PromptBudget(StepLimits(512, 512)).num_prompt_tokens(0) == 512
+
+
+def test_prompts_go_on_however_slow_they_are() -> None:
+    budgets = run(PromptBudget(StepLimits(512, 512)), plain_s=0.001, token_s=1.0)
+    assert min(budgets) == 16
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 512), st.floats()), max_size=50))
+def test_any_times_leave_a_budget_within_the_step(steps: list[tuple[int, int, float]]) -> None:
+    budget = PromptBudget(StepLimits(512, 512))
+    for num_rows, num_tokens, duration_s in steps:
+        budget.observe(StepShape(num_rows, num_tokens), duration_s)
+        assert 16 <= budget.num_prompt_tokens(8) <= 504
+        assert budget.num_prompt_tokens(0) == 512
+
+
+def test_limits_that_leave_no_room_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        StepLimits(0, 1)
+    with pytest.raises(ValueError, match="must be given time"):
+        StepLimits(1, 1, max_slowdown=1.0)
