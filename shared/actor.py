@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 
 _MAX_MESSAGES_IN_A_ROW = 64
-"""After so many, other tasks of the process get their turn."""
+"""After so many, `on_idle` and other tasks of the process get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class Actor(ABC, Generic[M]):
         """Subscribe to more than the inbox; acquire what needs I/O."""
 
     async def on_idle(self) -> None:
-        """Called when the mailbox has been emptied: the moment to act on all that arrived together."""
+        """Called when the mailbox has been emptied, or many messages were handled without a pause: the moment to act
+        on all that arrived together."""
 
     def is_idle(self) -> bool:
         """Whether a draining actor may leave."""
@@ -141,9 +142,9 @@ class Actor(ABC, Generic[M]):
             if self._mailbox:
                 await self.handle(self._mailbox.popleft())
                 num_in_a_row += 1
-                if num_in_a_row % _MAX_MESSAGES_IN_A_ROW == 0:
-                    await asyncio.sleep(0)
-                continue
+                if num_in_a_row < _MAX_MESSAGES_IN_A_ROW:
+                    continue
+                await asyncio.sleep(0)
             self._wake.clear()  # before `on_idle`, so that what happens meanwhile is not slept through
             await self.on_idle()
             num_in_a_row = 0

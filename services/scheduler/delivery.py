@@ -1,12 +1,13 @@
 """Where each request's tokens go: its detokenizer, its gateway, and what is collected for them until it is sent.
 
-One message a detokenizer and step. A detokenizer that is lost is replaced: the whole log so far goes to another one,
-and the gateway drops what it has already.
+One message a detokenizer and step, unless it would be larger than the broker carries. A detokenizer that is lost is
+replaced: the whole log so far goes to another one, and the gateway drops what it has already.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from services.scheduler.core.request import Choice, Request
 from shared.ids import InstanceId, RequestId
@@ -17,6 +18,7 @@ from shared.messages import (
     RequestClosed,
     RequestOpened,
     Timing,
+    int32s,
 )
 
 
@@ -42,11 +44,34 @@ class Stream:
         )
 
 
+_ENTRY_TOKENS: Final = 256
+"""Tokens in an entry of a log that is sent again."""
+_MESSAGE_BYTES: Final = 128
+_ITEM_BYTES: Final = 128
+"""What an entry has beside its tokens and log-probabilities."""
+
+_Item = RequestOpened | ChoiceTokens | RequestClosed
+_Opened = tuple[RequestOpened, ...]
+_Tokens = tuple[ChoiceTokens, ...]
+_Closed = tuple[RequestClosed, ...]
+
+
 @dataclass(slots=True)
 class _Outbox:
     opened: list[RequestOpened] = field(default_factory=list)
     tokens: list[ChoiceTokens] = field(default_factory=list)
     closed: list[RequestClosed] = field(default_factory=list)
+
+    def split(self, max_bytes: int) -> Iterator[tuple[_Opened, _Tokens, _Closed]]:
+        """The content in messages of at most `max_bytes`, by an upper estimate, in an order that keeps requests whole:
+        all that opens, then all tokens, then all that closes."""
+        items: list[_Item] = [*self.opened, *self.tokens, *self.closed]
+        for batch in _batches(items, max_bytes):
+            yield (
+                tuple([item for item in batch if isinstance(item, RequestOpened)]),
+                tuple([item for item in batch if isinstance(item, ChoiceTokens)]),
+                tuple([item for item in batch if isinstance(item, RequestClosed)]),
+            )
 
 
 class Delivery:
@@ -114,14 +139,12 @@ class Delivery:
                 if stream.closed is not None:
                     self.close(stream.closed)
 
-    def flush(self) -> Iterator[tuple[InstanceId, DecodeTokens]]:
-        """Everything collected, one message a detokenizer."""
+    def flush(self, *, max_message_bytes: int) -> Iterator[tuple[InstanceId, DecodeTokens]]:
+        """Everything collected: one message a detokenizer, or as many as it takes to keep each within the limit."""
         outboxes, self._outboxes = self._outboxes, defaultdict(_Outbox)
         for detokenizer_id, outbox in outboxes.items():
-            yield (
-                detokenizer_id,
-                DecodeTokens(self._scheduler_id, tuple(outbox.opened), tuple(outbox.tokens), tuple(outbox.closed)),
-            )
+            for opened, tokens, closed in outbox.split(max_message_bytes):
+                yield detokenizer_id, DecodeTokens(self._scheduler_id, opened, tokens, closed)
 
     def _assign(self, stream: Stream, detokenizers: list[Presence]) -> InstanceId | None:
         able = [beat.instance_id for beat in detokenizers if stream.opened.model in beat.models]
@@ -134,17 +157,46 @@ class Delivery:
         return chosen
 
 
-def _log(choices: Iterable[Choice]) -> list[ChoiceTokens]:
-    """The whole log so far of a request's choices, one entry each."""
-    return [
-        ChoiceTokens(
-            choice.request.request_id,
-            choice.index,
-            0,
-            choice.output[:],
-            choice.finish_reason,
-            tuple(choice.logprobs),
-        )
-        for choice in choices
-        if choice.output or choice.finish_reason is not None
-    ]
+def _log(choices: Iterable[Choice]) -> Iterator[ChoiceTokens]:
+    """The whole log so far of a request's choices, in entries that are small enough for any message."""
+    for choice in choices:
+        num_tokens = len(choice.output)
+        for start in range(0, num_tokens, _ENTRY_TOKENS):
+            is_last = start + _ENTRY_TOKENS >= num_tokens
+            yield ChoiceTokens(
+                choice.request.request_id,
+                choice.index,
+                start,
+                choice.output[start : start + _ENTRY_TOKENS],
+                choice.finish_reason if is_last else None,
+                tuple(choice.logprobs[start : start + _ENTRY_TOKENS]),
+            )
+        if num_tokens == 0 and choice.finish_reason is not None:
+            yield ChoiceTokens(choice.request.request_id, choice.index, 0, int32s(), choice.finish_reason)
+
+
+def _batches(items: Iterable[_Item], max_bytes: int) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    size = _MESSAGE_BYTES
+    for item in items:
+        item_size = _size(item)
+        if batch and size + item_size > max_bytes:
+            yield batch
+            batch, size = [], _MESSAGE_BYTES
+        batch.append(item)
+        size += item_size
+    yield batch
+
+
+def _size(item: _Item) -> int:
+    """What an item takes in a message, at most."""
+    match item:
+        case ChoiceTokens():
+            num_alternatives = sum(1 + len(each.top_logprobs) for each in item.logprobs if each is not None)
+            return _ITEM_BYTES + 4 * len(item.token_ids) + 16 * (num_alternatives + len(item.logprobs))
+        case RequestOpened():
+            text = item.text
+            return 4 * _ITEM_BYTES + sum(4 * len(stop) + 5 for stop in text.stop) + 4 * len(text.context_token_ids)
+        case RequestClosed():
+            error = item.error.message if item.error else ""
+            return 4 * _ITEM_BYTES + 4 * len(error) + 5 * len(item.usage.num_output_tokens)

@@ -134,7 +134,9 @@ class SchedulerService(Actor[SchedulerInbound]):
                     if stream is not None and stream.first_step_at is None:
                         stream.first_step_at = now
                 await self.send_to(attachment.executor_id, attachment.sent(plan, now))
-        for detokenizer_id, message in self._delivery.flush():
+        for executor_id in self._fleet.drained_executors():
+            await self._let_go(executor_id)
+        for detokenizer_id, message in self._delivery.flush(max_message_bytes=self.transport.max_payload):
             await self.send_to(detokenizer_id, message)
 
     def status(self) -> SchedulerStatus:
@@ -240,25 +242,32 @@ class SchedulerService(Actor[SchedulerInbound]):
         if attachment is not None:
             if attachment.epoch == message.epoch:
                 return
-            self._lose_executor(message.executor_id)
+            self._lose_executor(message.executor_id, has_died=True)
         self._attachments.add(message)
         self._take(self._fleet.add_executor(message.executor_id, message.capacity))
         log.info("attached", extra={"executor": message.executor_id, "epoch": message.epoch})
 
-    def _lose_executor(self, executor_id: InstanceId) -> None:
+    def _lose_executor(self, executor_id: InstanceId, *, has_died: bool) -> None:
         if self._attachments.get(executor_id) is None:
             return
-        log.warning("lost an executor", extra={"executor": executor_id})
+        log.log(logging.WARNING if has_died else logging.INFO, "lost an executor", extra={"executor": executor_id})
         self._attachments.remove(executor_id)
         self._totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
-        self._take(self._fleet.remove_executor(executor_id))
+        self._take(self._fleet.remove_executor(executor_id, has_died=has_died))
+
+    async def _let_go(self, executor_id: InstanceId) -> None:
+        """Hold a draining executor no longer, now that it has nothing to do."""
+        attachment = self._attachments.get(executor_id)
+        if attachment is not None:
+            await self.send_to(executor_id, DetachExecutor(self.identity.instance_id, attachment.epoch))
+            self._lose_executor(executor_id, has_died=False)
 
     # Others come and go.
 
     async def _on_presence(self, beat: Presence) -> None:
         self._directory.observe(beat)
         if beat.is_leaving:
-            self._on_lost(beat)
+            self._on_lost(beat, has_died=False)
         elif beat.service is Service.EXECUTOR:
             await self._on_executor_beat(beat)
         elif beat.service is Service.DETOKENIZER:
@@ -266,18 +275,22 @@ class SchedulerService(Actor[SchedulerInbound]):
 
     async def _on_executor_beat(self, beat: Presence) -> None:
         if self._attachments.is_lost(beat):
-            self._lose_executor(beat.instance_id)
-        if self._attachments.get(beat.instance_id) is not None or beat.is_draining or self.is_draining:
+            self._lose_executor(beat.instance_id, has_died=True)
+        if self._attachments.get(beat.instance_id) is not None:
+            if beat.is_draining:
+                self._take(self._fleet.drain_executor(beat.instance_id))
+            return
+        if beat.is_draining or self.is_draining:
             return
         assert isinstance(beat.status, ExecutorStatus)
         holder = beat.status.held_by
         if holder in (None, self.identity.instance_id) or self._directory.get(holder) is None:
             await self.send_to(beat.instance_id, AttachExecutor(self.identity.instance_id))
 
-    def _on_lost(self, beat: Presence) -> None:
+    def _on_lost(self, beat: Presence, *, has_died: bool) -> None:
         match beat.service:
             case Service.EXECUTOR:
-                self._lose_executor(beat.instance_id)
+                self._lose_executor(beat.instance_id, has_died=has_died)
             case Service.DETOKENIZER:
                 self._delivery.move(beat.instance_id, self._directory.available(Service.DETOKENIZER))
             case Service.GATEWAY:
@@ -292,7 +305,7 @@ class SchedulerService(Actor[SchedulerInbound]):
     async def _on_tick(self) -> None:
         for beat in self._directory.expire():
             log.warning("an instance is silent", extra={"lost": beat.instance_id})
-            self._on_lost(beat)
+            self._on_lost(beat, has_died=True)
         now = self.clock.now()
         for attachment in self._attachments:
             if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:
@@ -301,7 +314,11 @@ class SchedulerService(Actor[SchedulerInbound]):
 
     def _make_scheduler(self, capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
         max_tokens = min(self._config.max_step_tokens or capacity.max_step_tokens, capacity.max_step_tokens)
-        limits = StepLimits(max_tokens=max_tokens, max_chunk_tokens=self._config.max_chunk_tokens)
+        limits = StepLimits(
+            max_tokens=max_tokens,
+            max_chunk_tokens=self._config.max_chunk_tokens,
+            max_plan_bytes=self.transport.max_payload,
+        )
         return Scheduler(
             capacity, limits, ChainedPrefixCache() if self._config.prefix_cache else NoPrefixCache(), shares
         )

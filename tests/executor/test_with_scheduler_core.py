@@ -14,7 +14,8 @@ import pytest
 from services.executor.config import ExecutorConfig
 from services.executor.factory import load
 from services.executor.model_runner import ModelRunner
-from services.scheduler.core import policy
+from services.scheduler.core.budget import StepLimits
+from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.prefix_cache import ChainedPrefixCache
 from services.scheduler.core.request import Choice, Request
 from services.scheduler.core.scheduler import Scheduler
@@ -78,10 +79,13 @@ def alone(runner: ModelRunner, request: Request, choice: Choice) -> list[int]:
 def test_every_choice_gets_the_tokens_that_it_has_alone(seed: int, num_blocks: int, tiny_folder: TinyFolder) -> None:
     chance = random.Random(seed)
     requests, runner = requests_of(chance), load(tiny_folder(), "tiny", SETTINGS)
+    shares = FairShares()
+    shares.opened("")
     scheduler = Scheduler(
         msgspec.structs.replace(runner.capacity, num_blocks=num_blocks),
-        policy.StepLimits(max_tokens=24, max_chunk_tokens=chance.choice([5, 24])),
+        StepLimits(max_tokens=24, max_chunk_tokens=chance.choice([5, 24])),
         ChainedPrefixCache(),
+        shares,
     )
     serve(scheduler, runner, requests, chance)
     assert (scheduler.num_preemptions > 0) == (num_blocks == 26)  # else this would not test what it says

@@ -157,11 +157,89 @@ def test_a_request_that_loses_too_many_executors_fails(herd: Herd) -> None:
     for _ in range(MAX_LOSSES):
         assert not herd.ends
         herd.attach(A)
-        herd.step()
+        assert herd.fleet.schedule(A) is not None
         herd.lose(A)
     end = herd.ends[request.request_id]
     assert end.outcome is Outcome.FAILED
-    assert end.reason == "3 executors in a row were lost while they had this request"
+    assert end.reason == "3 executors in a row died while they ran this request"
+
+
+def test_losses_count_only_without_a_token_in_between_and_while_it_ran(herd: Herd) -> None:
+    running, waiting = make_request("running", LONG, max_tokens=20), make_request("waiting", LONG, arrival=1)
+    herd.fleet.add(running)
+    herd.fleet.add(waiting)
+    for _ in range(2 * MAX_LOSSES):
+        herd.attach(A, make_capacity(max_slots=1))
+        herd.step()
+        herd.lose(A)
+    assert not herd.ends
+    herd.attach(A)
+    herd.finish()
+    assert {end.outcome for end in herd.ends.values()} == {Outcome.COMPLETED}
+
+
+def test_executors_that_leave_in_good_order_are_no_losses(herd: Herd) -> None:
+    request = make_request("r", LONG, max_tokens=20)
+    herd.fleet.add(request)
+    for _ in range(2 * MAX_LOSSES):
+        herd.attach(A)
+        herd.fleet.schedule(A)
+        del herd.executors[A]
+        herd.take(herd.fleet.remove_executor(A, has_died=False))
+    assert not herd.ends
+
+
+def test_executors_with_running_outputs_get_less_than_idle_ones(herd: Herd) -> None:
+    herd.attach(A)
+    herd.attach(B)
+    for number in range(12):
+        herd.fleet.add(make_request(f"r{number}", [number] * 6, arrival=number, max_tokens=100))
+        herd.step()
+    assert min(len(scheduler.running) for scheduler in herd.fleet.schedulers.values()) >= 5
+
+
+def test_a_draining_executor_gets_nothing_new_and_finishes_what_it_runs(herd: Herd) -> None:
+    herd.attach(A, make_capacity(max_slots=2))
+    requests = [make_request(f"r{number}", [number] * 6, arrival=number, max_tokens=8) for number in range(5)]
+    for request in requests:
+        herd.fleet.add(request)
+    herd.step()
+    herd.take(herd.fleet.drain_executor(A))
+    assert [len(s.running) for s in herd.fleet.schedulers.values()] == [2]
+    assert [len(s.waiting) for s in herd.fleet.schedulers.values()] == [0]
+    assert herd.fleet.num_waiting == 3, "in the lobby"
+    herd.attach(B)
+    herd.fleet.add(make_request("late", [9], arrival=9))
+    herd.finish()
+    assert herd.tokens[requests[0].request_id] == expected_output(requests[0])
+    assert len(herd.ends) == 6
+    assert herd.executors[B].num_rows_run > 0
+
+
+def test_an_executor_with_nothing_left_takes_over_what_waits_elsewhere(herd: Herd) -> None:
+    herd.attach(A, make_capacity(max_slots=1))
+    for number in range(6):
+        herd.fleet.add(make_request(f"r{number}", [number] * 6, arrival=number, max_tokens=8))
+    herd.step()
+    herd.attach(B, make_capacity(max_slots=1))
+    herd.finish()
+    assert len(herd.ends) == 6
+    assert herd.executors[B].num_rows_run > 10
+
+
+def test_an_executor_for_whose_plans_a_request_is_too_large_refuses_it(herd: Herd) -> None:
+    def small_plans(capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
+        limits = StepLimits(capacity.max_step_tokens, 64, max_plan_bytes=28_000)
+        return Scheduler(capacity, limits, ChainedPrefixCache(), shares)
+
+    fleet = Fleet(small_plans)
+    fleet.add_executor(A, make_capacity(num_blocks=1000))
+    limit = fleet.max_total_tokens("model")
+    assert limit is not None
+    assert 100 < limit < 4000, "its cache would hold 4000"
+    with pytest.raises(NeverFits):
+        fleet.add(make_request("r", [1] * limit, max_tokens=4))
+    fleet.add(make_request("r", [1] * (limit - 4), max_tokens=4))
 
 
 def test_an_executor_that_is_too_small_for_what_waits_fails_it_with_both_numbers(herd: Herd) -> None:

@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.core.request import Request
+from services.scheduler.delivery import Delivery, Stream
 from services.scheduler.service import SchedulerService
 from shared import subjects
 from shared.actor import Identity, Tick
@@ -30,6 +33,7 @@ from shared.messages import (
     Presence,
     RequestAccepted,
     RequestClosed,
+    RequestOpened,
     RequestRefused,
     RunStep,
     SchedulerStatus,
@@ -38,6 +42,7 @@ from shared.messages import (
     StopStringFound,
     SubmitTokens,
     TextOptions,
+    TokenLogprobs,
 )
 from shared.sampling import SamplingParams
 from shared.transport.memory import MemoryBroker, MemoryTransport
@@ -135,8 +140,8 @@ class DetokenizerPeer(Peer):
 class Mesh:
     """A scheduler service, its peers, and a clock that only the test moves."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.broker = MemoryBroker()
+    def __init__(self, config: SchedulerConfig, max_payload: int) -> None:
+        self.broker = MemoryBroker(max_payload=max_payload)
         self.clock = FakeClock()
         self.executor = ExecutorPeer(self.broker)
         self.detokenizer = DetokenizerPeer(self.broker)
@@ -183,14 +188,16 @@ def submission(
     seed: int = 0,
     num_choices: int = 1,
     end_token_ids: tuple[int, ...] = (),
+    tenant: str = "a",
+    num_logprobs: int | None = None,
 ) -> SubmitTokens:
     return SubmitTokens(
         request_id=RequestId(name),
         gateway_id=GATEWAY,
         model="model",
-        tenant="a",
+        tenant=tenant,
         prompt_token_ids=array("i", prompt),
-        sampling=SamplingParams(seed=seed, end_token_ids=end_token_ids),
+        sampling=SamplingParams(seed=seed, end_token_ids=end_token_ids, num_logprobs=num_logprobs),
         text=TextOptions(),
         num_choices=num_choices,
         max_tokens=max_tokens,
@@ -198,8 +205,14 @@ def submission(
 
 
 @pytest.fixture
-async def mesh(request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
-    mesh = Mesh(getattr(request, "param", SchedulerConfig()))
+def max_payload(request: pytest.FixtureRequest) -> int:
+    size: int = getattr(request, "param", 1 << 20)
+    return size
+
+
+@pytest.fixture
+async def mesh(request: pytest.FixtureRequest, max_payload: int) -> AsyncIterator[Mesh]:
+    mesh = Mesh(getattr(request, "param", SchedulerConfig()), max_payload)
     for peer in (mesh.executor, mesh.detokenizer, mesh.gateway):
         await peer.start()
     await mesh.transport.connect()
@@ -513,3 +526,164 @@ async def test_status_counts_what_happened(mesh: Mesh) -> None:
     assert status.num_prompt_tokens == 2 * len(PROMPT)
     assert status.num_cached_tokens == 8
     assert status.num_output_tokens == 6
+
+
+async def cached_tokens_of_the_same_prompt_for_another_tenant(mesh: Mesh) -> int:
+    await mesh.ready()
+    for number, tenant in enumerate(("a", "b")):
+        await mesh.submit(f"r{number}", tenant=tenant, max_tokens=1)
+        await mesh.settle()
+    return mesh.detokenizer.closed("r1")[0].usage.num_cached_tokens
+
+
+async def test_tenants_do_not_share_prefixes(mesh: Mesh) -> None:
+    assert await cached_tokens_of_the_same_prompt_for_another_tenant(mesh) == 0
+
+
+@pytest.mark.parametrize("mesh", [SchedulerConfig(share_prefixes=True)], indirect=True)
+async def test_tenants_share_prefixes_if_the_operator_says_so(mesh: Mesh) -> None:
+    assert await cached_tokens_of_the_same_prompt_for_another_tenant(mesh) > 0
+
+
+@pytest.mark.parametrize("mesh", [SchedulerConfig(prefix_cache=False)], indirect=True)
+async def test_without_a_prefix_cache_nothing_is_reused(mesh: Mesh) -> None:
+    await mesh.ready()
+    for number in range(2):
+        await mesh.submit(f"r{number}", max_tokens=1)
+        await mesh.settle()
+    assert mesh.service.status().num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("mesh", [SchedulerConfig(max_step_tokens=8)], indirect=True)
+async def test_a_step_is_as_small_as_the_operator_says(mesh: Mesh) -> None:
+    await mesh.ready()
+    await mesh.submit("r", max_tokens=1)
+    await mesh.until(mesh.detokenizer.closed)
+    assert [sum(message.plan.counts) for message in mesh.executor.of(RunStep)] == [8, 3]
+
+
+async def test_timing_tells_of_the_queue_the_first_token_and_the_whole(mesh: Mesh) -> None:
+    await mesh.ready()
+    mesh.executor.is_working = False
+    await mesh.submit("r", max_tokens=2)
+    await mesh.until(lambda: len(mesh.executor.of(RunStep)) == 2)
+    mesh.clock.advance(1.0)
+    await mesh.executor.run(mesh.executor.of(RunStep)[0])
+    await mesh.until(lambda: mesh.detokenizer.tokens("r"))
+    mesh.clock.advance(0.5)
+    await mesh.executor.run(mesh.executor.of(RunStep)[1])
+    await mesh.until(mesh.detokenizer.closed)
+    timing = mesh.detokenizer.closed()[0].timing
+    assert (timing.queue_s, timing.first_token_s, timing.total_s) == (0.0, 1.0, 1.5)
+
+
+async def test_a_draining_executor_is_not_attached(mesh: Mesh) -> None:
+    await mesh.executor.announce(is_draining=True)
+    await mesh.settle()
+    assert mesh.executor.of(AttachExecutor) == []
+
+
+async def test_a_draining_scheduler_attaches_no_executor(mesh: Mesh) -> None:
+    mesh.executor.is_working = False
+    await mesh.ready()
+    await mesh.submit("r")  # so that it has a reason to stay
+    await mesh.settle()
+    mesh.service.drain(60)
+    other = ExecutorPeer(mesh.broker, InstanceId("executor-2"))
+    await other.start()
+    await other.announce()
+    await mesh.settle()
+    assert other.of(AttachExecutor) == []
+    await other.transport.close()
+
+
+async def test_an_attached_executor_that_drains_finishes_what_it_has_and_is_let_go(mesh: Mesh) -> None:
+    await mesh.ready()
+    mesh.executor.is_working = False
+    await mesh.submit("r", max_tokens=3)
+    await mesh.until(lambda: len(mesh.executor.of(RunStep)) == 2)
+    await mesh.executor.announce(held_by=SCHEDULER, is_draining=True)
+    await mesh.settle()
+    assert mesh.executor.of(DetachExecutor) == []
+    mesh.executor.is_working = True
+    for plan in mesh.executor.of(RunStep):
+        await mesh.executor.run(plan)
+    await mesh.until(lambda: mesh.executor.of(DetachExecutor))
+    assert mesh.detokenizer.tokens("r") == undisturbed_output(PROMPT, 0, 0, 3)
+    assert mesh.service.models() == ()
+
+
+async def test_streams_go_to_the_detokenizer_with_fewest_and_not_to_one_that_drains(mesh: Mesh) -> None:
+    await mesh.ready()
+    mesh.executor.is_working = False
+    second, third = (DetokenizerPeer(mesh.broker, InstanceId(f"detokenizer-{n}")) for n in (2, 3))
+    for peer in (second, third):
+        await peer.start()
+    await second.announce()
+    await third.announce(is_draining=True)
+    for number in range(4):
+        await mesh.submit(f"r{number}")
+    await mesh.settle()
+    opened = [len([o for batch in peer.of(DecodeTokens) for o in batch.opened]) for peer in (mesh.detokenizer, second)]
+    assert opened == [2, 2]
+    assert third.received == []
+    for peer in (second, third):
+        await peer.transport.close()
+
+
+async def test_log_probabilities_come_again_with_the_log(mesh: Mesh) -> None:
+    await mesh.ready()
+    mesh.executor.is_working = False
+    second = DetokenizerPeer(mesh.broker, InstanceId("detokenizer-2"))
+    await second.start()
+    await mesh.submit("r", max_tokens=5, num_logprobs=1)
+    await mesh.until(lambda: mesh.executor.of(RunStep))
+    step = mesh.executor.of(RunStep)[0]
+    logprob = TokenLogprobs(-0.5, array("i", [3]), (-0.25,))
+    result = replace(mesh.executor.fake.run(step.plan), logprobs=(logprob,))
+    await mesh.executor.send(StepCompleted(EXECUTOR, step.epoch, result))
+    await mesh.until(lambda: mesh.detokenizer.tokens("r"))
+    await mesh.detokenizer.announce(is_leaving=True)
+    await second.announce()
+    await mesh.until(lambda: second.tokens("r"))
+    assert second.entries("r")[0].logprobs == (logprob,)
+    await second.transport.close()
+
+
+@pytest.mark.parametrize("max_payload", [30_000], indirect=True)
+async def test_messages_stay_within_what_the_broker_carries(mesh: Mesh, max_payload: int) -> None:
+    """Many choices at once that share a long prompt, and then the whole logs to another detokenizer."""
+    await mesh.ready()
+    prompt = [number % 40 for number in range(200)]
+    await mesh.submit("first", prompt=prompt, max_tokens=1)
+    await mesh.settle()
+    for number in range(40):
+        await mesh.submit(f"r{number}", prompt=prompt, max_tokens=30, num_choices=2)
+    await mesh.settle()
+    second = DetokenizerPeer(mesh.broker, InstanceId("detokenizer-2"))
+    await second.start()
+    await mesh.detokenizer.announce(is_leaving=True)
+    await second.announce()
+    await mesh.until(lambda: mesh.service.is_idle())
+    await mesh.settle()
+    assert len(mesh.detokenizer.closed()) + len(second.closed()) == 41
+    assert all(len(encode(message)) <= max_payload for message in mesh.executor.of(RunStep))
+    await second.transport.close()
+
+
+def test_a_long_log_is_sent_again_in_pieces_that_fit() -> None:
+    request = Request(RequestId("r"), array("i", [1]), SamplingParams(seed=1), arrival=0, max_tokens=2000)
+    choice = request.choices[0]
+    choice.output.extend(range(1500))
+    choice.logprobs += [TokenLogprobs(-1.0, array("i", range(20)), (-1.0,) * 20)] * 1500
+    delivery = Delivery(SCHEDULER)
+    opened = RequestOpened(RequestId("r"), SCHEDULER, GATEWAY, "model", TextOptions(), 1)
+    delivery.open(Stream(request, opened, 0.0), [])
+    first = Presence(Service.DETOKENIZER, DETOKENIZER, "d", ("model",), DetokenizerStatus())
+    delivery.settle([first])
+    messages = [message for _, message in delivery.flush(max_message_bytes=200_000)]
+    assert len(messages) > 2
+    assert all(len(encode(message)) <= 200_000 for message in messages)
+    tokens = [token for message in messages for entry in message.tokens for token in entry.token_ids]
+    assert tokens == list(range(1500))
+    assert [entry.offset for message in messages for entry in message.tokens] == list(range(0, 1500, 256))

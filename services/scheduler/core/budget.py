@@ -10,6 +10,8 @@ from typing import Final
 _MEMORY: Final = 0.9
 """What a measurement still counts after the next one: the last ten or so matter."""
 _FIRST_BUDGET: Final = 64
+_MAX_STEP_S: Final = 3600.0
+_MAX_BUDGET: Final = 1e9
 _MIN_BUDGET: Final = 16
 """Prompts go on, however slow the machine: one block's worth of tokens."""
 
@@ -25,6 +27,8 @@ class StepLimits:
     target_step_s: float = 0.0
     """Time that a step with prompts may take while outputs run; 0: `max_slowdown` times one without prompts."""
     max_slowdown: float = 2.0
+    max_plan_bytes: int = 1 << 20
+    """What the message that carries a plan may take."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or self.max_chunk_tokens < 1:
@@ -69,7 +73,7 @@ class PromptBudget:
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """Learn from a step. Times that make no sense are passed over."""
-        if not 0 < duration_s < float("inf"):
+        if not 0 < duration_s < _MAX_STEP_S:
             return
         tokens = shape.num_prompt_tokens
         self._all_tokens = self._all_tokens * _MEMORY + tokens + shape.num_output_rows
@@ -87,9 +91,11 @@ class PromptBudget:
         if self._tokens == 0:
             return _FIRST_BUDGET
         token_s = self._token_seconds()
+        if token_s <= 0.0:
+            return _FIRST_BUDGET
         plain_s = max(0.0, self._time - token_s * self._tokens) / self._weight
         limit_s = self.limits.target_step_s or self.limits.max_slowdown * plain_s
-        return max(_MIN_BUDGET, int((limit_s - plain_s) / token_s))
+        return max(_MIN_BUDGET, int(min((limit_s - plain_s) / token_s, _MAX_BUDGET)))
 
     def _token_seconds(self) -> float:
         """The line's slope. If the steps were too much alike to tell, a prompt token is like an output's row."""

@@ -17,7 +17,7 @@ from shared.ids import InstanceId, RequestId
 from shared.messages import ExecutorCapacity, Outcome, StepPlan, StepResult
 
 MAX_LOSSES: Final = 3
-"""A request that has seen so many executors die may be what kills them, and fails."""
+"""A request that has seen so many executors die while it ran, without a token in between, may be what kills them."""
 
 SchedulerFactory = Callable[[ExecutorCapacity, FairShares], Scheduler]
 
@@ -70,14 +70,19 @@ class Fleet:
                 events += self._settle(request)
         return events
 
-    def remove_executor(self, executor_id: InstanceId) -> list[Event]:
-        """An executor is lost: its requests go on elsewhere, but for those that have lost too many."""
+    def drained_executors(self) -> list[InstanceId]:
+        """Those that were to drain and have nothing left to do."""
+        return [each for each in self._draining if self._schedulers[each].is_empty]
+
+    def remove_executor(self, executor_id: InstanceId, *, has_died: bool = True) -> list[Event]:
+        """An executor is gone: its requests go on elsewhere, but for those that have seen too many die."""
         scheduler = self._schedulers.pop(executor_id, None)
         self._draining.discard(executor_id)
         if scheduler is None:
             return []
-        for request in self._requests_of(scheduler):
-            request.num_losses += 1
+        if has_died:
+            for request in {choice.request for choice in scheduler.running}:
+                request.num_losses += 1
         return self._move_from(scheduler)
 
     @property
@@ -108,10 +113,8 @@ class Fleet:
 
     def max_total_tokens(self, model: str) -> int | None:
         """The most tokens of prompt and output that a choice can have; None if no executor serves the model."""
-        capacities = [
-            scheduler.capacity for scheduler in self._schedulers.values() if scheduler.capacity.model == model
-        ]
-        return max((min(c.max_model_len, c.num_blocks * c.block_size) for c in capacities), default=None)
+        of_model = (scheduler for scheduler in self._schedulers.values() if scheduler.capacity.model == model)
+        return max((scheduler.max_total_tokens for scheduler in of_model), default=None)
 
     def add(self, request: Request) -> None:
         """Queue a request where it is best off. Raises NeverFits if no executor could ever hold it."""
@@ -176,7 +179,11 @@ class Fleet:
 
     def _place(self, request: Request) -> None:
         """Put a request on the executor that would reach it first."""
-        able = [scheduler for scheduler in self._serving(request.model) if scheduler.can_hold(request)]
+        able = [
+            scheduler
+            for scheduler in self._serving(request.model)
+            if request.max_total_tokens <= scheduler.max_total_tokens
+        ]
         home = self._lobby
         if len(able) == 1:
             home = able[0]
@@ -195,7 +202,7 @@ class Fleet:
         typical = self._typical_token_seconds([idle, busiest])
         for choice in busiest.waiting.first(_MAX_LOOKED_AT):
             request = choice.request
-            if not (_has_not_begun(request) and idle.can_hold(request)):
+            if not _has_not_begun(request) or request.max_total_tokens > idle.max_total_tokens:
                 continue
             waited_for = busiest.seconds_until(request, typical, is_there=True)
             if idle.seconds_until(request, typical) < waited_for:
@@ -226,7 +233,7 @@ class Fleet:
         except NeverFits as error:
             return self._end(request, Outcome.FAILED, str(error))
         if request.num_losses >= MAX_LOSSES:
-            reason = f"{request.num_losses} executors in a row were lost while they had this request"
+            reason = f"{request.num_losses} executors in a row died while they ran this request"
             return self._end(request, Outcome.FAILED, reason)
         return []
 

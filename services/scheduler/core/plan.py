@@ -1,11 +1,33 @@
 """Collecting a step's orders into the message that the executor gets."""
 
 from array import array
+from typing import Final
 
 from services.scheduler.core.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT
 from services.scheduler.core.request import Choice
 from shared.ids import BlockId
 from shared.messages import Int32Array, SlotAssignment, StepPlan
+
+ROW_BYTES: Final = 32
+"""What a row takes in a plan, at most, with a new block and a slot released."""
+_ASSIGNMENT_BYTES: Final = 512
+"""What an assignment has beside tokens, blocks and the lists in its sampling parameters."""
+
+_MAX_LISTED_BYTES: Final = 24 << 10
+"""What logit biases and end tokens take at most: gateways allow 1024 and 128."""
+
+
+def assignment_bytes(choice: Choice, num_blocks: int) -> int:
+    """What a choice's assignment takes in a plan, at most."""
+    sampling = choice.request.sampling
+    num_listed = 14 * len(sampling.logit_bias) + 5 * len(sampling.end_token_ids)
+    return _ASSIGNMENT_BYTES + 4 * (choice.num_known_tokens + num_blocks) + num_listed
+
+
+def longest_choice(max_plan_bytes: int, block_size: int, max_slots: int) -> int:
+    """The most tokens that a choice can have so that a plan of so many bytes can assign it, however it samples."""
+    others = 2 * _ASSIGNMENT_BYTES + ROW_BYTES * max_slots + _MAX_LISTED_BYTES
+    return max(0, (max_plan_bytes - others) * block_size // (4 * block_size + 4) - block_size)
 
 
 class PlanBuilder:
@@ -14,6 +36,8 @@ class PlanBuilder:
     def __init__(self, step_id: int, released: Int32Array) -> None:
         """`released` are the slots that lost their choice since the last step."""
         self.step_id = step_id
+        self.num_bytes = _ASSIGNMENT_BYTES
+        """What the plan takes in a message, at most."""
         self.num_tokens = 0
         self.num_output_rows = 0
         """Rows of outputs that went on; all other rows are of prompts, or of outputs computed again."""
@@ -51,6 +75,7 @@ class PlanBuilder:
                 block_ids=array("i", choice.block_table),
             )
         )
+        self.num_bytes += assignment_bytes(choice, len(choice.block_table))
         if copied is not None:
             self._copies.extend(copied)
 
@@ -67,6 +92,7 @@ class PlanBuilder:
         self._num_new_blocks.append(len(new_blocks))
         self._new_block_ids.extend(new_blocks)
         self.num_tokens += num_tokens
+        self.num_bytes += ROW_BYTES
         choice.num_computed_tokens += num_tokens
         self._charge(choice)
 

@@ -187,7 +187,7 @@ class Request:
         self.num_cached_tokens = 0
         """Tokens of the prompt found in the prefix cache when it first ran."""
         self.num_losses = 0
-        """Executors that were lost while they had it."""
+        """Executors that died while they ran it, since its last token."""
         self.choices = [Choice(self, index) for index in range(num_choices)]
         self._prompt_chain: tuple[int, KeyChain] | None = None
 

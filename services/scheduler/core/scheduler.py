@@ -21,7 +21,7 @@ from services.scheduler.core.block_pool import BlockPool
 from services.scheduler.core.budget import PromptBudget, StepLimits, StepShape
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fairness import FairShares
-from services.scheduler.core.plan import PlanBuilder
+from services.scheduler.core.plan import ROW_BYTES, PlanBuilder, assignment_bytes, longest_choice
 from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.request import Choice, ChoiceState, Request
 from services.scheduler.core.waiting import WaitingQueue
@@ -39,6 +39,10 @@ from shared.messages import (
 
 _place = attrgetter("place")
 
+_FIRST_TYPICAL_OUTPUT: Final = 64.0
+"""Tokens that an output is taken to have before any has ended."""
+_NUM_TYPICAL: Final = 32
+"""Outputs that the typical one is an average of."""
 _LOOK_AHEAD: Final = 16
 """How many of those that wait are looked at in a step."""
 
@@ -83,13 +87,16 @@ class Scheduler:
         self._released_slots = array("i")
         self._in_flight: deque[_InFlight] = deque()
         self._next_step_id = 1
+        self._typical_output = _FIRST_TYPICAL_OUTPUT
 
     # Requests come and go.
 
-    def can_hold(self, request: Request) -> bool:
-        """Whether the request could run here if it were alone."""
+    @property
+    def max_total_tokens(self) -> int:
+        """The most tokens of prompt and output that a choice can have here, if it is alone."""
         capacity = self.capacity
-        return request.max_total_tokens <= min(capacity.max_model_len, capacity.num_blocks * capacity.block_size)
+        in_plan = longest_choice(self._budget.limits.max_plan_bytes, capacity.block_size, capacity.max_slots)
+        return min(capacity.max_model_len, capacity.num_blocks * capacity.block_size, in_plan)
 
     def withdraw(self, request: Request) -> None:
         """Give up a request of which nothing runs here, so that another executor can have it."""
@@ -182,6 +189,11 @@ class Scheduler:
         return events
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing runs, waits, or is on its way."""
+        return not (self.running or self.waiting or self._in_flight)
+
+    @property
     def has_room(self) -> bool:
         """Whether somebody could be seated now."""
         return bool(self._free_slots) and self.blocks.num_free_blocks > policy.admission_headroom(len(self.running))
@@ -194,12 +206,14 @@ class Scheduler:
     def seconds_until(self, request: Request, typical_token_s: float, *, is_there: bool = False) -> float:
         """About how long it would take to compute what is here already and then this request's prompt.
 
-        Blocks that are not free count like tokens to be computed before. `is_there`: the request is among those here.
+        What is here are known tokens, and as many more for each choice as outputs have had lately, half for those that
+        run. Blocks that are not free count like tokens to be computed before. `is_there`: the request is among them.
         """
-        num_tokens = self.num_outstanding_tokens
+        num_choices = len(self.waiting) + len(self.running) / 2 - is_there
+        num_cached = self.blocks.num_cached_tokens(request)
+        num_tokens = self.num_outstanding_tokens + num_choices * self._typical_output - num_cached
         if not is_there:
-            num_cached = self.blocks.num_cached_tokens(request)
-            num_tokens += len(request.prompt) - num_cached
+            num_tokens += len(request.prompt)
             num_needed = -(-(len(request.prompt) - num_cached) // self.capacity.block_size)
             num_tokens += max(0, num_needed - self.blocks.num_free_blocks) * self.capacity.block_size
         return num_tokens * (self.token_seconds or typical_token_s)
@@ -281,7 +295,7 @@ class Scheduler:
         Who waits for its own next token, or for a prefix that another is computing, is passed over meanwhile.
         """
         for choice in self.waiting.first(_LOOK_AHEAD):
-            if not self._free_slots:
+            if not self._free_slots or not self._fits_plan(choice, step):
                 break
             if choice.num_in_flight or self.blocks.is_coming(choice, prompts):
                 continue
@@ -292,6 +306,13 @@ class Scheduler:
             self._seat(choice)
             step.assign(choice, admission.copied)
             prompts.append(choice)
+
+    def _fits_plan(self, choice: Choice, step: PlanBuilder) -> bool:
+        """Whether the message that carries the step has room for one more assignment, and a row for each slot."""
+        num_blocks = -(-choice.num_known_tokens // self.capacity.block_size)
+        rows = ROW_BYTES * (self.capacity.max_slots - len(self.running))
+        size = step.num_bytes + rows + assignment_bytes(choice, num_blocks)
+        return size <= self._budget.limits.max_plan_bytes
 
     def _compute_prompts(self, step: PlanBuilder, prompts: list[Choice]) -> None:
         """Share what the step can take beside the outputs among those that have more to compute than one token."""
@@ -368,6 +389,7 @@ class Scheduler:
         request = choice.request
         offset = len(choice.output)
         choice.output.append(token_id)
+        request.num_losses = 0
         self.num_outstanding_tokens += 1
         if request.sampling.num_logprobs is not None:
             choice.logprobs.append(logprobs)
@@ -399,6 +421,8 @@ class Scheduler:
             self.num_outstanding_tokens -= choice.num_uncomputed_tokens
         choice.move_to(ChoiceState.FINISHED)
         choice.finish_reason = reason
+        if reason is not None:
+            self._typical_output += (len(choice.output) - self._typical_output) / _NUM_TYPICAL
         if choice.index == 0:
             self._free_held(choice.request)
 
