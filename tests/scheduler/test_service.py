@@ -650,11 +650,13 @@ async def test_log_probabilities_come_again_with_the_log(mesh: Mesh) -> None:
     await second.transport.close()
 
 
-@pytest.mark.parametrize("max_payload", [30_000], indirect=True)
+@pytest.mark.parametrize("max_payload", [40_000], indirect=True)
 async def test_messages_stay_within_what_the_broker_carries(mesh: Mesh, max_payload: int) -> None:
     """Many choices at once that share a long prompt, and then the whole logs to another detokenizer."""
+    mesh.executor.capacity = make_capacity(max_slots=64, num_blocks=1000)
+    mesh.executor.restart()
     await mesh.ready()
-    prompt = [number % 40 for number in range(200)]
+    prompt = [number % 40 for number in range(600)]
     await mesh.submit("first", prompt=prompt, max_tokens=1)
     await mesh.settle()
     for number in range(40):
