@@ -141,6 +141,17 @@ async def _end(running: asyncio.Task[None]) -> None:
         await running
 
 
+async def next_event(response: aiohttp.ClientResponse) -> str:
+    """The data of the next event of a stream, as soon as it is there."""
+    async with asyncio.timeout(10):
+        while True:
+            line = await response.content.readline()
+            assert line, "the stream has ended"
+            if line.startswith(b"data: "):
+                await response.content.readline()  # the empty one that ends an event
+                return line[6:].decode().strip()
+
+
 async def events_of(response: aiohttp.ClientResponse) -> list[str]:
     """The data of each event of a stream, to its end."""
     return [

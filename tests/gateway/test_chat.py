@@ -6,7 +6,7 @@ from typing import Any
 
 from shared.messages import ChatPrompt, FinishReason
 from tests.gateway.fake_mesh import MODEL, logprobs_of
-from tests.gateway.harness import CHAT, Harness, events_of
+from tests.gateway.harness import CHAT, Harness, events_of, next_event
 
 
 async def test_whole_answer_has_openais_shape(harness: Harness) -> None:
@@ -56,6 +56,37 @@ async def test_stream_begins_with_the_role_and_ends_with_done(harness: Harness) 
     middle = choices[1:-1]
     assert "".join(choice["delta"]["content"] for choice in middle) == "Hello"
     assert all(choice["delta"]["content"] and choice["finish_reason"] is None for choice in middle)
+
+
+async def test_each_piece_is_a_chunk_and_the_end_adds_no_empty_one(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.accept()
+    choices = []
+    for text in ("", "Hel", "lo"):
+        if text:
+            await request.say(text)
+        choices.append(json.loads(await next_event(response))["choices"][0])
+    await request.finish()
+    choices += [json.loads(event)["choices"][0] for event in (await events_of(response))[:-1]]
+    assert [choice["delta"] for choice in choices] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hel"},
+        {"content": "lo"},
+        {},
+    ]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
+
+
+async def test_tokens_without_text_make_no_chunk(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.accept()
+    await next_event(response)
+    await request.say("", num_tokens=40)
+    await harness.settle()
+    await request.say("a")
+    assert json.loads(await next_event(response))["choices"][0]["delta"] == {"content": "a"}
+    await request.finish()
+    await events_of(response)
 
 
 async def test_usage_comes_as_a_last_chunk_when_asked_for(harness: Harness) -> None:

@@ -18,7 +18,7 @@ from shared.messages import (
     int32s,
 )
 from tests.gateway.fake_mesh import MODEL, FakeRequest, logprobs_of
-from tests.gateway.harness import COMPLETION, Harness, events_of
+from tests.gateway.harness import COMPLETION, Harness, events_of, next_event
 
 PATH = "/v1/completions"
 
@@ -67,6 +67,29 @@ async def test_stream_has_text_until_the_finish_reason(harness: Harness) -> None
     assert all(choice["text"] for choice in choices[:-1])
     assert json.loads(usage)["choices"] == []
     assert json.loads(usage)["usage"]["total_tokens"] == 5
+
+
+async def test_the_finish_reason_is_null_until_the_last_chunk(harness: Harness) -> None:
+    response, request = await harness.open_stream(COMPLETION, PATH)
+    await request.accept()
+    choices = []
+    for text in (" upon", " a"):
+        await request.say(text)
+        choices.append(json.loads(await next_event(response))["choices"][0])
+    await request.say(" time", finish_reason=FinishReason.LENGTH)
+    await request.close(Outcome.COMPLETED)
+    choices += [json.loads(event)["choices"][0] for event in (await events_of(response))[:-1]]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert "".join(choice["text"] for choice in choices) == " upon a time"
+    assert all(choice["text"] for choice in choices[:-1])
+
+
+async def test_prompts_of_one_request_without_a_seed_draw_from_different_noise(harness: Harness) -> None:
+    asking, requests = await start(harness, 3, prompt=["a", "b", "c"])
+    assert len({request.message.sampling.seed for request in requests}) == 3
+    for request in requests:
+        await request.complete()
+    await asking
 
 
 async def test_max_tokens_is_sixteen_unless_given(harness: Harness) -> None:
