@@ -90,6 +90,12 @@ class Stalled(RequestError):
     status, type, code = 504, "server_error", "stalled"
 
 
+class DeadlineExceeded(RequestError):
+    """The request's own `timeout_ms` is over."""
+
+    status, type, code = 504, "timeout_error", "deadline_exceeded"
+
+
 class OperatorError(ShoalError):
     """Something that whoever runs the mesh must mend. The message is a plain sentence that says how."""
 

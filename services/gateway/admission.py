@@ -40,6 +40,10 @@ class Admission:
         instances = (beat for service in SERVING for beat in self._directory.alive(service))
         return sorted({model for beat in instances for model in beat.models})
 
+    def known_models(self) -> list[str]:
+        """These, and those whose last instance vanished within the last minute, in order."""
+        return sorted({*self.models(), *self._last_named})
+
     def max_model_len(self, model: str) -> int | None:
         """Tokens of prompt and output that a request to `model` may have, if a tokenizer has said so."""
         for beat in self._directory.alive(Service.TOKENIZER, model):
@@ -49,11 +53,12 @@ class Admission:
 
     def num_available(self, model: str) -> dict[Service, int]:
         """How many instances of each needed service take work for `model`."""
-        return {service: len(self._directory.available(service, model)) for service in SERVING}
+        return self._directory.num_available(model)
 
     def missing(self, model: str, needed: Sequence[Service] = SERVING) -> list[Service]:
         """The services among `needed` of which no instance takes work for `model`."""
-        return [service for service in needed if not self._directory.available(service, model)]
+        counts = self._directory.num_available(model)
+        return [service for service in needed if not counts[service]]
 
     def check_model(self, model: str, needed: Sequence[Service] = SERVING) -> None:
         """Raises ModelNotFound for a model that nobody names, and Unavailable for one that lacks a needed service."""

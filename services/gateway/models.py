@@ -31,12 +31,13 @@ class Readiness(msgspec.Struct):
     """Whether a request would be served, and if not, what is missing."""
 
     status: str
+    """ready, not ready, or no model: no instance has named one lately."""
     is_broker_connected: bool
     is_draining: bool
     models: dict[str, dict[str, int]]
     """How many instances of each needed service take work for each model."""
     missing: dict[str, list[str]]
-    """For each model, the services of which there is none; under an empty name if there is no model at all."""
+    """For each model, the services of which there is none."""
 
     @property
     def is_ready(self) -> bool:
@@ -58,12 +59,12 @@ def one_model(mesh: Mesh, model: str) -> ModelBody:
 
 def readiness(mesh: Mesh) -> Readiness:
     """Whether a request would be served now."""
-    models = mesh.admission.models()
-    missing = {model: [str(service) for service in mesh.admission.missing(model)] for model in models or [""]}
+    models = mesh.admission.known_models()
+    missing = {model: [str(service) for service in mesh.admission.missing(model)] for model in models}
     is_connected = mesh.transport.is_connected
     is_ready = is_connected and not mesh.is_draining and any(not services for services in missing.values())
     return Readiness(
-        status="ready" if is_ready else "not ready",
+        status="ready" if is_ready else "not ready" if models else "no model",
         is_broker_connected=is_connected,
         is_draining=mesh.is_draining,
         models={model: {str(s): count for s, count in mesh.admission.num_available(model).items()} for model in models},

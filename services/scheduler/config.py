@@ -15,7 +15,42 @@ class SchedulerConfig(Config):
     pipeline_depth: int = setting(2, "steps planned ahead of their results", minimum=1, maximum=8)
     max_step_tokens: int = setting(0, "most tokens computed in a step; 0 is what the executor allows", minimum=0)
     max_chunk_tokens: int = setting(256, "most tokens of one prompt computed in a step", minimum=1)
+    target_itl_ms: float = setting(
+        0,
+        "time between two tokens of running outputs to keep while prompts are computed; 0: max_slowdown decides",
+        minimum=0,
+    )
+    max_slowdown: float = setting(
+        2.0, "how much longer a step may take when it computes prompts beside outputs", minimum=1.01, maximum=1000
+    )
     max_waiting_requests: int = setting(1024, "requests that may wait before others are refused", minimum=1)
+    max_waiting_tokens: int = setting(4_000_000, "tokens of theirs, likewise", minimum=1)
+    max_tenant_requests: int = setting(0, "requests of one tenant that may wait; 0: as many as of all", minimum=0)
+    max_tenant_tokens: int = setting(0, "tokens of theirs; 0: as many as of all", minimum=0)
+    tenant_weights: tuple[str, ...] = setting(
+        (), "shares of tenants that are not 1, each as tenant=weight, separated by commas"
+    )
+    max_wait_tokens: int = setting(
+        1_000_000, "who has waited while an executor computed so many tokens goes before everybody", minimum=0
+    )
     prefix_cache: bool = setting(True, "reuse the blocks of prompts that start alike")
     share_prefixes: bool = setting(False, "reuse them between tenants too")
     resend_after_s: float = setting(3.0, "send a plan again when its result is so late", minimum=0.1, maximum=600)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if `tenant_weights` are not what they should be."""
+        parse_weights(self.tenant_weights)
+
+
+def parse_weights(pairs: tuple[str, ...]) -> dict[str, float]:
+    """The weight of each tenant in `tenant=weight` pairs. Raises ValueError that names one that is none."""
+    weights = {}
+    for pair in pairs:
+        tenant, separator, weight = pair.rpartition("=")
+        try:
+            weights[tenant] = float(weight)
+        except ValueError:
+            weights[tenant] = 0.0
+        if not (separator and tenant and 0 < weights[tenant] < float("inf")):
+            raise ValueError(f"tenant_weights: {pair!r} is not tenant=weight with a positive weight")
+    return weights

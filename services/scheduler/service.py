@@ -7,20 +7,21 @@ import logging
 from dataclasses import dataclass
 from typing import assert_never
 
-from services.scheduler import intake
 from services.scheduler.attachments import Attachments
-from services.scheduler.config import SchedulerConfig
+from services.scheduler.config import SchedulerConfig, parse_weights
 from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.deadlines import Deadlines
 from services.scheduler.delivery import Delivery, Stream
+from services.scheduler.intake import RETRY_AFTER_S, Intake, Memory
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
-from shared.errors import RequestError, Unavailable
+from shared.errors import DeadlineExceeded, RequestError, Unavailable
 from shared.ids import InstanceId, Service
 from shared.messages import (
     AttachExecutor,
@@ -71,12 +72,13 @@ class SchedulerService(Actor[SchedulerInbound]):
         super().__init__(identity, transport, SchedulerInbound, clock)
         self._config = config
         self._directory = Directory(clock)
-        self._fleet = Fleet(self._make_scheduler)
+        self._fleet = Fleet(self._make_scheduler, parse_weights(config.tenant_weights))
+        self._intake = Intake(self._fleet, config)
+        self._deadlines = Deadlines()
         self._attachments = Attachments(identity.instance_id)
         self._delivery = Delivery(identity.instance_id)
-        self._num_arrivals = 0
-        self._ended = intake.Memory()
-        self._cancelled_early = intake.Memory()
+        self._ended = Memory()
+        self._cancelled_early = Memory()
         self._totals = _Totals()
 
     async def on_start(self) -> None:
@@ -133,6 +135,7 @@ class SchedulerService(Actor[SchedulerInbound]):
                     stream = self._delivery.get(assignment.request_id)
                     if stream is not None and stream.first_step_at is None:
                         stream.first_step_at = now
+                        self._intake.started(now)
                 await self.send_to(attachment.executor_id, attachment.sent(plan, now))
         for executor_id in self._fleet.drained_executors():
             await self._let_go(executor_id)
@@ -145,7 +148,7 @@ class SchedulerService(Actor[SchedulerInbound]):
         views = tuple(_view(executor_id, scheduler) for executor_id, scheduler in schedulers.items())
         return SchedulerStatus(
             executors=views,
-            num_waiting=self._fleet.num_waiting,
+            num_waiting=self._fleet.waiting().num_choices,
             num_running=sum(view.num_running for view in views),
             num_prompt_tokens=self._totals.num_prompt_tokens,
             num_cached_tokens=self._totals.num_cached_tokens,
@@ -170,10 +173,12 @@ class SchedulerService(Actor[SchedulerInbound]):
 
     def _accept(self, message: SubmitTokens) -> None:
         if self.is_draining:
-            raise Unavailable("this scheduler is shutting down", retry_after_s=intake.RETRY_AFTER_S)
+            raise Unavailable("this scheduler is shutting down", retry_after_s=RETRY_AFTER_S)
+        now = self.clock.now()
         detokenizers = self._directory.available(Service.DETOKENIZER, message.model)
-        request = intake.admit(message, self._fleet, self._num_arrivals, self._config)
-        self._num_arrivals += 1
+        request = self._intake.admit(message, now)
+        if message.timeout_ms is not None:
+            self._deadlines.set(request.request_id, now + message.timeout_ms / 1000)
         opened = RequestOpened(
             request_id=request.request_id,
             scheduler_id=self.identity.instance_id,
@@ -182,7 +187,7 @@ class SchedulerService(Actor[SchedulerInbound]):
             text=message.text,
             num_choices=message.num_choices,
         )
-        self._delivery.open(Stream(request, opened, self.clock.now()), detokenizers)
+        self._delivery.open(Stream(request, opened, now), detokenizers)
         if request.request_id in self._cancelled_early:
             self._cancelled_early.discard(request.request_id)
             self._take(self._fleet.cancel(request.request_id))
@@ -193,8 +198,8 @@ class SchedulerService(Actor[SchedulerInbound]):
         elif message.request_id not in self._ended:
             self._cancelled_early.add(message.request_id)
 
-    def _take(self, events: list[Event]) -> None:
-        """Deliver what the core tells of."""
+    def _take(self, events: list[Event], *, is_late: bool = False) -> None:
+        """Deliver what the core tells of. `is_late`: it ends a request whose time is over."""
         now = self.clock.now()
         for event in events:
             if isinstance(event, ChoiceTokens):
@@ -204,18 +209,20 @@ class SchedulerService(Actor[SchedulerInbound]):
                     stream.first_token_at = now
                 self._delivery.append(event)
             else:
-                self._close(event, now)
+                self._close(event, now, is_late=is_late)
 
-    def _close(self, event: RequestEnded, now: float) -> None:
+    def _close(self, event: RequestEnded, now: float, *, is_late: bool) -> None:
         request = event.request
         stream = self._delivery.get(request.request_id)
         assert stream is not None, "a request of the fleet has no stream"
         if stream.first_step_at is not None:
             self._totals.num_prompt_tokens += len(request.prompt)
             self._totals.num_cached_tokens += request.num_cached_tokens
+        self._deadlines.discard(request.request_id)
         error = None
         if event.outcome is Outcome.FAILED:
-            error = ErrorInfo.of(RequestError(event.reason or "the request failed"))
+            reason = event.reason or "the request failed"
+            error = ErrorInfo.of(DeadlineExceeded(reason) if is_late else RequestError(reason))
         usage = Usage(
             len(request.prompt), request.num_cached_tokens, tuple(len(choice.output) for choice in request.choices)
         )
@@ -307,6 +314,8 @@ class SchedulerService(Actor[SchedulerInbound]):
             log.warning("an instance is silent", extra={"lost": beat.instance_id})
             self._on_lost(beat, has_died=True)
         now = self.clock.now()
+        for request_id in self._deadlines.passed(now):
+            self._take(self._fleet.fail(request_id, "the request's timeout_ms is over"), is_late=True)
         for attachment in self._attachments:
             if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:
                 for plan in attachment.to_resend(0, now):
@@ -317,6 +326,8 @@ class SchedulerService(Actor[SchedulerInbound]):
         limits = StepLimits(
             max_tokens=max_tokens,
             max_chunk_tokens=self._config.max_chunk_tokens,
+            target_step_s=self._config.target_itl_ms / 1000,
+            max_slowdown=self._config.max_slowdown,
             max_plan_bytes=self.transport.max_payload,
         )
         return Scheduler(

@@ -26,6 +26,8 @@ def submission(request: SubmitRequest, encoder: PromptEncoder) -> SubmitTokens:
         text=_text(request, encoder, token_ids),
         num_choices=request.num_choices,
         max_tokens=request.max_tokens,
+        priority=request.priority,
+        timeout_ms=request.timeout_ms,
     )
 
 

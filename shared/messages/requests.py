@@ -88,6 +88,10 @@ class SubmitRequest(Message, frozen=True, tag="submit_request"):
     max_tokens: int | None = None
     """None: as many as the model's context has room for."""
     ignore_eos: bool = False
+    priority: int = 0
+    """Smaller goes first."""
+    timeout_ms: int | None = None
+    """From its arrival at the scheduler, the request has so much time in all; then it fails."""
 
 
 class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
@@ -103,6 +107,8 @@ class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
     num_choices: int
     max_tokens: int | None
     """None: as many as fit the model's context and the executor's cache."""
+    priority: int = 0
+    timeout_ms: int | None = None
 
 
 class RequestAccepted(Message, frozen=True, tag="request_accepted"):

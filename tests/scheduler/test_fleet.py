@@ -95,7 +95,7 @@ def test_a_request_waits_in_the_lobby_for_an_executor_of_its_model(herd: Herd) -
     request = make_request("r", LONG)
     herd.fleet.add(request)
     assert not herd.step()
-    assert herd.fleet.num_waiting == 1
+    assert herd.fleet.waiting().num_choices == 1
     herd.attach(B)
     herd.finish()
     assert herd.tokens[request.request_id] == expected_output(request)
@@ -106,7 +106,7 @@ def test_a_request_in_the_lobby_can_be_cancelled(herd: Herd) -> None:
     herd.fleet.add(request)
     herd.take(herd.fleet.cancel(request.request_id))
     assert herd.ends[request.request_id].outcome is Outcome.CANCELLED
-    assert herd.fleet.num_waiting == 0
+    assert herd.fleet.waiting().num_choices == 0
 
 
 def test_a_request_that_never_fits_is_refused_with_both_numbers(herd: Herd) -> None:
@@ -132,7 +132,7 @@ def test_what_a_lost_executor_had_goes_on_elsewhere_with_the_same_tokens(herd: H
     for _ in range(4):
         herd.step()
     herd.lose(A)
-    assert herd.fleet.num_waiting == 3
+    assert herd.fleet.waiting().num_choices == 3
     herd.attach(B)
     herd.finish()
     for request in requests:
@@ -207,7 +207,7 @@ def test_a_draining_executor_gets_nothing_new_and_finishes_what_it_runs(herd: He
     herd.take(herd.fleet.drain_executor(A))
     assert [len(s.running) for s in herd.fleet.schedulers.values()] == [2]
     assert [len(s.waiting) for s in herd.fleet.schedulers.values()] == [0]
-    assert herd.fleet.num_waiting == 3, "in the lobby"
+    assert herd.fleet.waiting().num_choices == 3, "in the lobby"
     herd.attach(B)
     herd.fleet.add(make_request("late", [9], arrival=9))
     herd.finish()

@@ -48,6 +48,7 @@ def test_the_statuses_are_those_of_the_contract() -> None:
         "Overloaded": 429,
         "Unavailable": 503,
         "Stalled": 504,
+        "DeadlineExceeded": 504,
     }
 
 

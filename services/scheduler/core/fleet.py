@@ -13,6 +13,7 @@ from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.request import ChoiceState, Request
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.waiting import Load, sum_loads
 from shared.ids import InstanceId, RequestId
 from shared.messages import ExecutorCapacity, Outcome, StepPlan, StepResult
 
@@ -102,10 +103,9 @@ class Fleet:
         """Requests that have not ended."""
         return len(self._requests)
 
-    @property
-    def num_waiting(self) -> int:
-        """Choices that wait, with or without an executor."""
-        return len(self._lobby.waiting) + sum(len(scheduler.waiting) for scheduler in self._schedulers.values())
+    def waiting(self, tenant: str | None = None) -> Load:
+        """What waits, with or without an executor, of one tenant or in all."""
+        return sum_loads(scheduler.waiting.load(tenant) for scheduler in (self._lobby, *self._schedulers.values()))
 
     def get(self, request_id: RequestId) -> Request | None:
         """A request that has not ended."""
@@ -129,6 +129,11 @@ class Fleet:
         """End a request; nothing if it is not there (any more)."""
         request = self._requests.get(request_id)
         return [] if request is None else self._end(request, Outcome.CANCELLED)
+
+    def fail(self, request_id: RequestId, reason: str) -> list[Event]:
+        """End a request that must not go on; nothing if it is not there (any more)."""
+        request = self._requests.get(request_id)
+        return [] if request is None else self._end(request, Outcome.FAILED, reason)
 
     def stop(self, request_id: RequestId, index: int, num_tokens: int) -> list[Event]:
         """End a choice whose text reached a stop string; nothing if it ended before."""

@@ -55,6 +55,7 @@ class Choice:
         "num_in_flight",
         "num_times_gave_way",
         "num_tokens_charged",
+        "num_tokens_queued",
         "num_tokens_waited",
         "output",
         "place",
@@ -89,6 +90,8 @@ class Choice:
         """Its first tokens that were counted as service to its tenant, so that computing them again is not."""
         self.num_times_gave_way = 0
         """How often it was preempted for the sake of another tenant."""
+        self.num_tokens_queued = 0
+        """Its known tokens when it began to wait."""
         self.num_tokens_waited = 0
         """How long it has waited before, in tokens computed for others."""
         self.waits_since = 0

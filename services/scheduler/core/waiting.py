@@ -7,10 +7,10 @@ Time is counted in tokens computed on this executor. A choice's waiting adds up 
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.request import Choice
@@ -19,6 +19,21 @@ _Key = Callable[[Choice], Any]
 
 _by_arrival: _Key = attrgetter("request.arrival", "index")
 _by_wait: _Key = attrgetter("waits_since", "request.arrival", "index")
+
+
+class Load(NamedTuple):
+    """How much waits."""
+
+    num_choices: int
+    num_tokens: int
+
+
+NO_LOAD: Final = Load(0, 0)
+
+
+def sum_loads(loads: Iterable[Load]) -> Load:
+    """All of them together."""
+    return Load(*map(sum, zip(NO_LOAD, *loads, strict=True)))
 
 
 class WaitingQueue:
@@ -31,6 +46,13 @@ class WaitingQueue:
         self._by_priority: dict[int, dict[str, list[Choice]]] = {}
         self._longest_first: list[Choice] = []
         self._num_tokens_passed = 0
+        self._load: dict[str, Load] = {}
+
+    def load(self, tenant: str | None = None) -> Load:
+        """What waits, of one tenant or in all."""
+        if tenant is not None:
+            return self._load.get(tenant, NO_LOAD)
+        return sum_loads(self._load.values())
 
     def add(self, choice: Choice) -> None:
         """Queue a choice."""
@@ -38,11 +60,14 @@ class WaitingQueue:
         tenants = self._by_priority.setdefault(choice.request.priority, {})
         insort(tenants.setdefault(choice.request.tenant, []), choice, key=_by_arrival)
         insort(self._longest_first, choice, key=_by_wait)
+        choice.num_tokens_queued = choice.num_known_tokens
+        self._count(choice, 1)
 
     def remove(self, choice: Choice) -> None:
         """Take a choice out. Raises ValueError if it is not there."""
         _remove(self._longest_first, choice, _by_wait)
         choice.num_tokens_waited = self._num_tokens_passed - choice.waits_since
+        self._count(choice, -1)
         request = choice.request
         tenants = self._by_priority[request.priority]
         _remove(tenants[request.tenant], choice, _by_arrival)
@@ -77,6 +102,15 @@ class WaitingQueue:
         for choice in list(self._longest_first):
             self.remove(choice)
 
+    def _count(self, choice: Choice, sign: int) -> None:
+        tenant = choice.request.tenant
+        load = self._load.get(tenant, NO_LOAD)
+        load = Load(load.num_choices + sign, load.num_tokens + sign * choice.num_tokens_queued)
+        if load.num_choices:
+            self._load[tenant] = load
+        else:
+            del self._load[tenant]
+
     def _in_order(self) -> Iterator[Choice]:
         overdue = list(takewhile(self.is_overdue, self._longest_first))
         yield from overdue
@@ -100,6 +134,9 @@ class WaitingQueue:
         queued = [c for tenants in self._by_priority.values() for queue in tenants.values() for c in queue]
         assert set(queued) == set(self._longest_first), "the queues differ"
         assert len(queued) == len(self._longest_first), "a choice waits twice"
+        for tenant in {*self._load, *(choice.request.tenant for choice in queued)}:
+            tokens = [choice.num_tokens_queued for choice in queued if choice.request.tenant == tenant]
+            assert self.load(tenant) == (len(tokens), sum(tokens)), f"what waits of {tenant} is counted wrongly"
         assert self._longest_first == sorted(self._longest_first, key=_by_wait), "the queue by waiting is out of order"
         for tenants in self._by_priority.values():
             assert all(queue and queue == sorted(queue, key=_by_arrival) for queue in tenants.values()), "a queue"

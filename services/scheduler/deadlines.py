@@ -1,0 +1,35 @@
+"""When requests run out of time. Knows nothing of requests but their ids."""
+
+import heapq
+
+from shared.ids import RequestId
+
+
+class Deadlines:
+    """The moments at which requests have to have ended."""
+
+    def __init__(self) -> None:
+        self._moments: dict[RequestId, float] = {}
+        self._heap: list[tuple[float, RequestId]] = []
+
+    def set(self, request_id: RequestId, moment: float) -> None:
+        """A request has to have ended at a moment of the clock."""
+        self._moments[request_id] = moment
+        heapq.heappush(self._heap, (moment, request_id))
+
+    def discard(self, request_id: RequestId) -> None:
+        """A request has ended."""
+        self._moments.pop(request_id, None)
+
+    def passed(self, now: float) -> list[RequestId]:
+        """The requests whose moment has come; they have no deadline any more."""
+        late = []
+        while self._heap and self._heap[0][0] <= now:
+            moment, request_id = heapq.heappop(self._heap)
+            if self._moments.get(request_id) == moment:
+                del self._moments[request_id]
+                late.append(request_id)
+        return late
+
+    def __len__(self) -> int:
+        return len(self._moments)
