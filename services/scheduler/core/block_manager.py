@@ -47,6 +47,8 @@ class BlockManager:
         self.pool = pool
         self.cache = cache
         self.block_size = block_size
+        self.num_evictions = 0
+        """Blocks that were reused although their content could still be found."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -149,10 +151,13 @@ class BlockManager:
         for block in choice.block_table:
             self.cache.forget(block)
 
-    def check_invariants(self, running: list[Choice]) -> None:
-        """Raise AssertionError unless the pool's counts are exactly the tables of `running`, and writes are private."""
+    def check_invariants(self, running: list[Choice], pinned: list[BlockId]) -> None:
+        """Raise AssertionError unless the pool's counts are exactly the tables of `running` and what is pinned, and
+        writes are private."""
         self.pool.check_invariants()
         holders = [0] * self.pool.num_blocks
+        for block in pinned:
+            holders[block] += 1
         for choice in running:
             for block in choice.block_table:
                 holders[block] += 1
@@ -190,5 +195,6 @@ class BlockManager:
     def _take(self) -> BlockId:
         block = self.pool.take()
         assert block is not None, "taken more blocks than were counted as free"
+        self.num_evictions += block in self.cache
         self.cache.forget(block)
         return block

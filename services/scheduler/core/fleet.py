@@ -11,11 +11,13 @@ from typing import Final
 
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fairness import FairShares
+from services.scheduler.core.pins import Pin
 from services.scheduler.core.request import ChoiceState, Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.waiting import Load, sum_loads
 from shared.ids import InstanceId, RequestId
 from shared.messages import ExecutorCapacity, Outcome, StepPlan, StepResult
+from shared.sampling import SamplingParams
 
 MAX_LOSSES: Final = 3
 """A request that has seen so many executors die while it ran, without a token in between, may be what kills them."""
@@ -48,6 +50,10 @@ class Fleet:
         """Where requests wait while no executor serves their model: a scheduler without slots."""
         self._requests: dict[RequestId, Request] = {}
         self._homes: dict[RequestId, Scheduler] = {}
+        self._pins: dict[str, Pin] = {}
+        self._pinning: dict[RequestId, str] = {}
+        """The requests that compute pinned prefixes, and which."""
+        self._num_pinnings = 0
 
     # Executors come and go.
 
@@ -55,7 +61,9 @@ class Fleet:
         """Use one more executor, and give it the requests in the lobby that it can serve."""
         if executor_id in self._schedulers:
             raise ValueError(f"{executor_id} is in the fleet already")
-        self._schedulers[executor_id] = self._make_scheduler(capacity, self._shares)
+        scheduler = self._schedulers[executor_id] = self._make_scheduler(capacity, self._shares)
+        for pin in self._pins.values():
+            self._start_pinning(pin, scheduler)
         return self._move_from(self._lobby)
 
     def drain_executor(self, executor_id: InstanceId) -> list[Event]:
@@ -69,6 +77,8 @@ class Fleet:
             if _has_not_begun(request):
                 scheduler.withdraw(request)
                 events += self._settle(request)
+        for name in self._pins:
+            scheduler.pins.release(name)
         return events
 
     def drained_executors(self) -> list[InstanceId]:
@@ -142,6 +152,28 @@ class Fleet:
             return []
         return self._forget_ended(self._homes[request_id].stop(request.choices[index], num_tokens))
 
+    # Prefixes that stay.
+
+    @property
+    def pins(self) -> Mapping[str, Pin]:
+        """What is pinned, by name."""
+        return self._pins
+
+    def pin(self, pin: Pin) -> None:
+        """Keep a prefix in the caches of all executors of its model, now and later; replaces a pin of the same name."""
+        self.unpin(pin.name)
+        self._pins[pin.name] = pin
+        for scheduler in self._serving(pin.model):
+            self._start_pinning(pin, scheduler)
+
+    def unpin(self, name: str) -> None:
+        """Let a prefix go; nothing if there is no such pin."""
+        self._pins.pop(name, None)
+        for scheduler in self._schedulers.values():
+            scheduler.pins.release(name)
+        for request_id in [each for each, pinned in self._pinning.items() if pinned == name]:
+            self.cancel(request_id)
+
     # Steps.
 
     def schedule(self, executor_id: InstanceId) -> StepPlan | None:
@@ -198,6 +230,29 @@ class Fleet:
         self._homes[request.request_id] = home
         home.add(request)
 
+    def _start_pinning(self, pin: Pin, scheduler: Scheduler) -> None:
+        """Compute a prefix where it shall stay, unless it would take more than half of the blocks there."""
+        capacity = scheduler.capacity
+        is_too_long = 2 * len(pin.token_ids) > capacity.num_blocks * capacity.block_size
+        if capacity.model != pin.model or is_too_long or len(pin.token_ids) >= scheduler.max_total_tokens:
+            return
+        self._num_pinnings += 1
+        request = Request(
+            RequestId(f"pin-{self._num_pinnings}"),
+            pin.token_ids,
+            SamplingParams(seed=0, temperature=0.0),
+            arrival=-self._num_pinnings,
+            max_tokens=1,
+            model=pin.model,
+            tenant=pin.tenant,
+            salts=pin.salts,
+        )
+        self._requests[request.request_id] = request
+        self._homes[request.request_id] = scheduler
+        self._pinning[request.request_id] = pin.name
+        self._shares.opened(pin.tenant)
+        scheduler.add(request)
+
     def _take_over_for(self, idle: Scheduler) -> None:
         """Give an executor with nothing left to start a request that waits elsewhere and would be reached sooner."""
         others = [s for s in self._serving(idle.capacity.model) if s is not idle and s.waiting]
@@ -231,7 +286,10 @@ class Fleet:
         return events
 
     def _settle(self, request: Request) -> list[Event]:
-        """Find a new home for a request, unless it is beyond hope."""
+        """Find a new home for a request, unless it is beyond hope, or only made for its old one."""
+        if request.request_id in self._pinning:
+            self._homes[request.request_id] = self._lobby
+            return self._end(request, Outcome.CANCELLED)
         self._place(request)
         try:
             self._check_fits(request)
@@ -246,12 +304,20 @@ class Fleet:
         return self._forget_ended(self._homes[request.request_id].end(request, outcome, reason))
 
     def _forget_ended(self, events: list[Event]) -> list[Event]:
+        """The events that concern clients; what has ended is forgotten, and prefixes that were computed are held."""
+        told = []
         for event in events:
+            request_id = event.request.request_id if isinstance(event, RequestEnded) else event.request_id
+            if request_id not in self._pinning:
+                told.append(event)
             if isinstance(event, RequestEnded):
-                del self._requests[event.request.request_id]
-                del self._homes[event.request.request_id]
+                name = self._pinning.pop(request_id, None)
+                if name is not None and event.outcome is Outcome.COMPLETED:
+                    self._homes[request_id].pins.hold(name, event.request)
+                del self._requests[request_id]
+                del self._homes[request_id]
                 self._shares.closed(event.request.tenant)
-        return events
+        return told
 
 
 def _has_not_begun(request: Request) -> bool:

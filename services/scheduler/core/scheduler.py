@@ -16,11 +16,12 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from services.scheduler.core import policy
-from services.scheduler.core.block_manager import BlockManager
+from services.scheduler.core.block_manager import Admission, BlockManager
 from services.scheduler.core.block_pool import BlockPool
 from services.scheduler.core.budget import PromptBudget, StepLimits, StepShape
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fairness import FairShares
+from services.scheduler.core.pins import PinnedBlocks
 from services.scheduler.core.plan import ROW_BYTES, PlanBuilder, assignment_bytes, longest_choice
 from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.request import Choice, ChoiceState, Request
@@ -81,6 +82,7 @@ class Scheduler:
         self.num_outstanding_tokens = 0
         """Tokens known but not computed, of all that run and wait; those in flight count as computed."""
         self.blocks = BlockManager(BlockPool(capacity.num_blocks), cache, capacity.block_size)
+        self.pins = PinnedBlocks(self.blocks)
         self._budget = PromptBudget(limits)
         self._shares = shares
         self._free_slots = [SlotId(slot) for slot in reversed(range(capacity.max_slots))]
@@ -96,7 +98,8 @@ class Scheduler:
         """The most tokens of prompt and output that a choice can have here, if it is alone."""
         capacity = self.capacity
         in_plan = longest_choice(self._budget.limits.max_plan_bytes, capacity.block_size, capacity.max_slots)
-        return min(capacity.max_model_len, capacity.num_blocks * capacity.block_size, in_plan)
+        in_blocks = (capacity.num_blocks - self.pins.num_blocks) * capacity.block_size
+        return min(capacity.max_model_len, in_blocks, in_plan)
 
     def withdraw(self, request: Request) -> None:
         """Give up a request of which nothing runs here, so that another executor can have it."""
@@ -220,7 +223,7 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if queues, slots and blocks do not agree with one another."""
-        self.blocks.check_invariants(self.running)
+        self.blocks.check_invariants(self.running, self.pins.counted())
         slots = [choice.slot for choice in self.running]
         assert None not in slots, "a running choice has no slot"
         assert len({*slots, *self._free_slots}) == len(slots) + len(self._free_slots) == self.capacity.max_slots, (
@@ -283,6 +286,8 @@ class Scheduler:
     def _grow(self, choice: Choice) -> list[BlockId] | None:
         """Blocks for a choice's next token; None if it had to give way itself."""
         while (new_blocks := self.blocks.grow(choice, 1)) is None:
+            if len(self.running) == 1 and self.pins.give_way():
+                continue
             victim = policy.first_victim(self.running)
             self._preempt(victim)
             if victim is choice:
@@ -299,13 +304,21 @@ class Scheduler:
                 break
             if choice.num_in_flight or self.blocks.is_coming(choice, prompts):
                 continue
-            headroom = policy.admission_headroom(len(self.running))
-            admission = self.blocks.admit(choice, fork_of=self._fork_source(choice, step), headroom=headroom)
+            admission = self._admit(choice, step)
             if admission is None:
                 break
             self._seat(choice)
             step.assign(choice, admission.copied)
             prompts.append(choice)
+
+    def _admit(self, choice: Choice, step: PlanBuilder) -> Admission | None:
+        """Blocks for a choice, if they are there; if nothing runs that could free some, pins give way."""
+        fork_of = self._fork_source(choice, step)
+        while True:
+            headroom = policy.admission_headroom(len(self.running))
+            admission = self.blocks.admit(choice, fork_of=fork_of, headroom=headroom)
+            if admission is not None or self.running or not self.pins.give_way():
+                return admission
 
     def _fits_plan(self, choice: Choice, step: PlanBuilder) -> bool:
         """Whether the message that carries the step has room for one more assignment, and a row for each slot."""

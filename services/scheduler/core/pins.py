@@ -1,0 +1,63 @@
+"""Prefixes that stay in an executor's cache although no request holds them: system prompts that everybody uses.
+
+A pinned prefix is computed once, as a request of its own with one token to generate, and its full blocks are held from
+then on. Where others could not go on without them, pins give way.
+"""
+
+from typing import NamedTuple
+
+from services.scheduler.core.block_manager import BlockManager
+from services.scheduler.core.request import Request
+from shared.ids import BlockId
+from shared.messages import Int32Array
+
+
+class Pin(NamedTuple):
+    """What is pinned."""
+
+    name: str
+    model: str
+    token_ids: Int32Array
+    salts: tuple[tuple[str, str], ...] = ()
+    """As of the requests that shall find it."""
+    tenant: str = ""
+
+
+class PinnedBlocks:
+    """The blocks of one executor that are held by pins."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self._held: dict[str, list[BlockId]] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks held, each counted once however many pins share it."""
+        return len({block for blocks in self._held.values() for block in blocks})
+
+    def hold(self, name: str, request: Request) -> None:
+        """Hold the blocks of a request's prompt that are in the cache now, instead of what `name` held before."""
+        blocks = self._blocks.cache.match(request.prompt_chain(self._blocks.block_size).keys)
+        for block in blocks:
+            self._blocks.pool.hold(block)
+        self.release(name)
+        self._held[name] = blocks
+
+    def release(self, name: str) -> None:
+        """Hold the blocks of a pin no longer; nothing if it holds none."""
+        for block in reversed(self._held.pop(name, [])):
+            self._blocks.pool.release(block, is_worth_keeping=block in self._blocks.cache)
+
+    def give_way(self) -> bool:
+        """Release the pin that holds most. False if there is none."""
+        if not self._held:
+            return False
+        self.release(max(self._held, key=lambda name: len(self._held[name])))
+        return True
+
+    def counted(self) -> list[BlockId]:
+        """Each block as often as it is held."""
+        return [block for blocks in self._held.values() for block in blocks]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
