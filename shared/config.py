@@ -10,7 +10,8 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
 from shared.ids import Service
@@ -19,6 +20,7 @@ from shared.log import without_passwords
 C = TypeVar("C", bound="Config")
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +76,24 @@ class MeshConfig(Config):
         maximum=1000,
     )
 
+    def __post_init__(self) -> None:
+        """Raises ValueError if `nats_url` cannot be an address of NATS."""
+        try:
+            check_nats_url(self.nats_url)
+        except ValueError as error:
+            raise ValueError(f"nats_url: {error}") from None
+
+
+def check_nats_url(text: str) -> None:
+    """Raises ValueError that says what is wrong if `text` is not one or several addresses of NATS servers."""
+    for address in text.split(","):
+        url = urlsplit(address.strip() if "://" in address else f"nats://{address.strip()}")
+        if url.scheme not in _NATS_SCHEMES:
+            raise ValueError(f"the scheme of a NATS address is one of {', '.join(_NATS_SCHEMES)}, not {url.scheme}")
+        if not url.hostname:
+            raise ValueError("a NATS address names a host, as nats://127.0.0.1:4222 does")
+        _ = url.port  # raises ValueError if it is none
+
 
 def load(kind: type[C], environ: Mapping[str, str]) -> C:
     """The configuration in `environ`. Raises ConfigError that names every offending variable at once."""
@@ -90,12 +110,24 @@ def load(kind: type[C], environ: Mapping[str, str]) -> C:
             shown = "(hidden)" if field.metadata["rule"].is_secret else repr(without_passwords(text))
             problems.append(f"{variable(kind, field.name)}={shown}: {error}")
     problems += _unknown(kind, environ)
+    try:
+        config = kind(**values)
+    except ValueError as error:
+        raise ConfigError("; ".join([*problems, _own_rule(kind, environ, str(error))])) from error
     if problems:
         raise ConfigError("; ".join(problems))
-    try:
-        return kind(**values)
-    except ValueError as error:  # a rule between several settings
-        raise ConfigError(f"{kind.prefix}*: {error}") from error
+    return config
+
+
+def _own_rule(kind: type[Config], environ: Mapping[str, str], text: str) -> str:
+    """The problem that a configuration's own check tells as `field: what is wrong`, or of several fields at once."""
+    name, colon, what = text.partition(": ")
+    rules = {field.name: field.metadata["rule"] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if not colon or name not in rules:
+        return f"{kind.prefix}*: {text}"
+    value = environ.get(variable(kind, name), "")
+    shown = "(hidden)" if rules[name].is_secret else repr(without_passwords(value))
+    return f"{variable(kind, name)}={shown}: {what}"
 
 
 def variable(kind: type[Config], field_name: str) -> str:

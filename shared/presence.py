@@ -1,7 +1,7 @@
 """Who is alive: the beats that an instance sends and the directory that it keeps of the others."""
 
 from shared.clock import Clock
-from shared.ids import InstanceId, Service
+from shared.ids import SERVING, InstanceId, Service
 from shared.messages import Presence
 
 BEAT_INTERVAL_S = 0.5
@@ -59,6 +59,17 @@ class Directory:
     def available(self, service: Service, model: str | None = None) -> list[Presence]:
         """Those of `alive` that take new work."""
         return [beat for beat in self.alive(service, model) if not beat.is_draining]
+
+    def num_available(self, model: str) -> dict[Service, int]:
+        """How many instances of each service that a model needs take work for it.
+
+        A scheduler names the models of the executors that it holds, and an executor gets work through its scheduler
+        alone: if there are schedulers and none of them names the model, what it lacks is an executor.
+        """
+        counts = {service: len(self.available(service, model)) for service in SERVING}
+        if counts[Service.SCHEDULER] == 0 and (schedulers := self.available(Service.SCHEDULER)):
+            counts |= {Service.SCHEDULER: len(schedulers), Service.EXECUTOR: 0}
+        return counts
 
     def _forget(self, instance_id: InstanceId) -> Presence | None:
         self._last_heard.pop(instance_id, None)

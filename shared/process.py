@@ -6,9 +6,10 @@ Exit status 0 after a drain; 2 for something that the operator must mend (restar
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -45,12 +46,10 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
     """Run one instance until it is told to stop, then exit the process.
 
     `build` makes the actor; it may load what the service needs and raise OperatorError if that is not there.
-    With `--settings` as the only argument, prints the variables that the service reads and exits.
+    The command line cannot change what it does: `--settings` and `--help` print and exit, all else is refused.
     """
-    if sys.argv[1:] == ["--settings"]:
-        for name, default, help_text in settings.explain(MeshConfig) + settings.explain(kind):
-            print(f"{name:<40} {help_text} [{default}]")
-        sys.exit(0)
+    if sys.argv[1:]:
+        sys.exit(_answer(service, kind, sys.argv[1:]))
     try:
         mesh, config = _configuration(kind)
     except OperatorError as error:
@@ -70,6 +69,27 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
         log.critical("a bug ends this process", exc_info=True)
         sys.exit(EXIT_BUG)
     sys.exit(0)
+
+
+def _answer(service: Service, kind: type[Config], arguments: Sequence[str]) -> int:
+    """Print what the arguments ask for; the exit status."""
+    if list(arguments) not in (["--settings"], ["--help"], ["-h"]):
+        return _complain(
+            service,
+            ConfigError(
+                f"{shlex.join(arguments)}: a service takes no arguments but --help and --settings; "
+                f"everything is set by environment variables"
+            ),
+        )
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--settings | head` ends like any other program
+    if arguments[0] != "--settings":
+        print(
+            f"usage: python -m services.{service} [--settings | --help]\n\n"
+            f"Runs one {service} until SIGTERM or SIGINT. --settings lists these variables, which it reads at start:\n"
+        )
+    for name, default, help_text in settings.explain(MeshConfig) + settings.explain(kind):
+        print(f"{name:<40} {help_text} [{default}]")
+    return 0
 
 
 def _configuration(kind: type[C]) -> tuple[MeshConfig, C]:

@@ -12,10 +12,9 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from shared import config as settings
-from shared.cli.mesh.find import find_mesh, home_folder
+from shared.cli.mesh.find import find_mesh, home_folder, named_nats_url, nats_option
 from shared.cli.mesh.render import render
-from shared.cli.mesh.view import MeshView, encode_json
+from shared.cli.mesh.view import MeshView, Snapshot, encode_json
 from shared.cli.mesh.watch import connected, listen
 from shared.clock import SystemClock
 from shared.config import MeshConfig
@@ -35,20 +34,33 @@ EXIT_CANNOT_SERVE = 1
 @click.option("--nats-url", help="The mesh on this NATS server.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), help="The --home that it was started with.")
 @click.option("--once", is_flag=True, help="Listen for a moment, print what is there, and exit.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: once, or a line a second.")
-def command(port: int | None, nats_url: str | None, home: Path | None, *, once: bool, as_json: bool) -> None:
-    """Show a mesh's instances, queues and speed, live.
+@click.option("--watch", is_flag=True, help="Go on until Ctrl-C; with --json a line a second.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    port: int | None, nats_url: str | None, home: Path | None, *, once: bool, watch: bool, as_json: bool
+) -> None:
+    """Show a mesh's instances, queues and speed: live on a terminal, otherwise and with --json once.
 
-    Without an option, shows the only mesh of `shoal up` on this machine, or the one on SHOAL_NATS_URL.
+    Without --port or --nats-url, shows the mesh on SHOAL_NATS_URL, else the only one of `shoal up` on this machine.
     """
+    if once and watch:
+        raise click.UsageError("--once and --watch exclude each other")
+    if port is not None and nats_url is not None:
+        raise click.UsageError("--port and --nats-url exclude each other")
     logging.getLogger().addHandler(logging.NullHandler())  # what matters is shown
-    if nats_url is None:
-        state = find_mesh(home_folder(home, os.environ), port)
-        nats_url = state.nats_url if state else settings.load(MeshConfig, os.environ).nats_url
-    if once or not (as_json or sys.stdout.isatty()):
-        sys.exit(asyncio.run(_show_once(nats_url, as_json=as_json)))
+    url = nats_option(nats_url) if nats_url else _find_nats(home, port)
+    if not watch and (once or as_json or not sys.stdout.isatty()):
+        sys.exit(asyncio.run(_show_once(url, as_json=as_json)))
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_stream_json(nats_url) if as_json else _show_live(nats_url))
+        asyncio.run(_stream(url, as_json=as_json) if as_json or not sys.stdout.isatty() else _show_live(url))
+
+
+def _find_nats(home: Path | None, port: int | None) -> str:
+    """The NATS server of the mesh that is meant: what was said outweighs what is found."""
+    if home is None and port is None and (named := named_nats_url(os.environ)) is not None:
+        return named
+    state = find_mesh(home_folder(home, os.environ), port)
+    return state.nats_url if state else MeshConfig().nats_url
 
 
 @contextlib.asynccontextmanager
@@ -63,20 +75,25 @@ async def _show_once(nats_url: str, *, as_json: bool) -> int:
     async with _watching(nats_url) as (_, view):
         await asyncio.sleep(_LISTEN_S)
         snapshot = view.snapshot()
-    if as_json:
-        click.echo(encode_json(snapshot))
-    else:
-        Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES).print(render(snapshot))
+    _print(snapshot, as_json=as_json)
     return 0 if snapshot.can_serve else EXIT_CANNOT_SERVE
 
 
-async def _stream_json(nats_url: str) -> None:
+async def _stream(nats_url: str, *, as_json: bool) -> None:
     async with _watching(nats_url) as (transport, view):
         while True:
             await asyncio.sleep(1.0)
             if transport.is_connected:
                 view.tick()
-            click.echo(encode_json(view.snapshot()))
+            _print(view.snapshot(), as_json=as_json)
+
+
+def _print(snapshot: Snapshot, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(encode_json(snapshot))
+        return
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console.print(render(snapshot, console.width))
 
 
 async def _show_live(nats_url: str) -> None:
@@ -87,4 +104,5 @@ async def _show_live(nats_url: str) -> None:
                 await asyncio.sleep(_REFRESH_S)
                 if transport.is_connected:
                     view.tick()
-                live.update(render(view.snapshot(), is_connected=transport.is_connected), refresh=True)
+                picture = render(view.snapshot(), live.console.width, is_connected=transport.is_connected)
+                live.update(picture, refresh=True)

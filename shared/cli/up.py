@@ -13,10 +13,12 @@ import click
 
 from shared import config as settings
 from shared.cli.mesh import ports
+from shared.cli.mesh.find import named_nats_url, nats_option
 from shared.cli.mesh.nats_server import find_nats_server, nats_address, nats_command
 from shared.cli.mesh.plan import MeshOptions, Program, StopOrder, parse_scale, service_programs
 from shared.cli.mesh.report import JsonReporter, MeshReporter, TerminalReporter
 from shared.cli.mesh.run import MeshRun
+from shared.cli.mesh.settings_check import check_settings
 from shared.cli.mesh.state import MeshFolder
 from shared.cli.mesh.supervisor import GaveUp
 from shared.clock import SystemClock
@@ -64,14 +66,16 @@ def command(
     Fetches the model if it is not in the store. Processes that die are started again. Ctrl-C stops the mesh after
     what is being answered; a second one stops it at once.
     """
+    num_instances = parse_scale(scale)
+    check_settings(os.environ)
     mesh = settings.load(MeshConfig, os.environ)
     options = MeshOptions(
         host=host,
         port=port or ports.free_port(),
         model=model or mesh.model,
         home=(home or mesh.home).expanduser().absolute(),
-        nats_url=nats_url or os.environ.get("SHOAL_NATS_URL", ""),
-        num_instances=parse_scale(scale),
+        nats_url=nats_option(nats_url) if nats_url else named_nats_url(os.environ) or "",
+        num_instances=num_instances,
         log_level=log_level or mesh.log_level,
         drain_deadline_s=mesh.drain_deadline_s,
     )
@@ -80,14 +84,16 @@ def command(
         for each in options.ports:
             ports.check_is_free(options.host, each)
         options = dataclasses.replace(options, model=_have_model(options))
-        status = _serve(options, folder, is_json=(log_format or mesh.log_format) == "json")
+        reporter = _reporter(folder, options.log_level, home, is_json=(log_format or mesh.log_format) == "json")
+        status = _serve(options, folder, reporter)
+        if status == 0 and port == 0:
+            folder.remove()  # nobody will find the logs of a mesh on just any port
     sys.exit(status)
 
 
-def _serve(options: MeshOptions, folder: MeshFolder, *, is_json: bool) -> int:
+def _serve(options: MeshOptions, folder: MeshFolder, reporter: MeshReporter) -> int:
     """The exit status, once the mesh has stopped."""
     options, programs = _programs(options, folder)
-    reporter = _reporter(folder, options.log_level, is_json=is_json)
     try:
         run = MeshRun(options, programs, folder, reporter=reporter, clock=SystemClock())
     except OSError as error:
@@ -113,23 +119,27 @@ def _programs(options: MeshOptions, folder: MeshFolder) -> tuple[MeshOptions, li
     return options, broker + service_programs(options, os.environ, _num_usable_cores())
 
 
-def _reporter(folder: MeshFolder, log_level: str, *, is_json: bool) -> MeshReporter:
+def _reporter(folder: MeshFolder, log_level: str, home: Path | None, *, is_json: bool) -> MeshReporter:
     if is_json:
         return JsonReporter(log_level)
     from rich.console import Console
 
     logging.getLogger().addHandler(logging.NullHandler())  # what matters is said by the reporter
-    return TerminalReporter(Console(), SystemClock(), str(folder.logs))
+    return TerminalReporter(Console(), SystemClock(), str(folder.logs), str(home) if home else None)
 
 
 def _have_model(options: MeshOptions) -> str:
     """The name of the model in the store, where it is now if it was not before."""
+    from shared.models.names import is_name
+    from shared.models.sources import parse_source
     from shared.models.store import ModelStore
 
     store = ModelStore(options.home)
-    if store.has(options.model):
+    if is_name(options.model) and store.has(options.model):
         store.folder(options.model)
         return options.model
+    if not store.has(parse_source(options.model).name):
+        click.echo(f"Fetching {options.model}, which is not in the store yet.", err=True)
     return _pull(store, options.model)
 
 
@@ -137,7 +147,6 @@ def _pull(store: "ModelStore", source: str) -> str:
     from shared.models.progress import choose_progress
     from shared.models.pull import Terms, pull
 
-    click.echo(f"Fetching {source}, which is not in the store yet.", err=True)
     try:
         return pull(store, source, terms=Terms(progress=choose_progress(sys.stderr, quiet=False))).manifest.name
     except KeyboardInterrupt:

@@ -11,11 +11,18 @@ _SEPARATOR: Final = "--"
 """Stands for the slash in folder names; it may not be in a name itself, so that every folder has one name."""
 
 
-def check_name(name: str) -> str:
-    """The name itself. Raises ModelError unless it is `name` or `organisation/name` in plain characters."""
-    parts = name.split("/")
+def is_name(text: str) -> bool:
+    """Whether a model may be called so: `name` or `organisation/name` in plain characters."""
+    parts = text.split("/")
     is_plain = len(parts) <= 2 and all(_PART.fullmatch(part) for part in parts)
-    if not is_plain or _SEPARATOR in name or ".." in name or name.endswith(".") or len(name) > _MAX_LENGTH:
+    return (
+        is_plain and _SEPARATOR not in text and ".." not in text and not text.endswith(".") and len(text) <= _MAX_LENGTH
+    )
+
+
+def check_name(name: str) -> str:
+    """The name itself. Raises ModelError for what is none."""
+    if not is_name(name):
         raise ModelError(
             f"{name!r} cannot name a model: a name is letters, digits, '.', '_' and '-', with at most one '/', "
             f"without '--' or '..', and at most {_MAX_LENGTH} characters"

@@ -19,6 +19,11 @@ def show_parameters(count: int) -> str:
     return str(count)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as `1 prompt` or `2 prompts`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _three_digits(value: float) -> str:
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2
     text = f"{value:.{decimals}f}"

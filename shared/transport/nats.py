@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Mapping
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 _RECONNECT_WAIT_S = 0.25
 _MAX_RENEWAL_WAIT_S = 5.0
 """Between connections that the server closes again, as it does when it refuses a subscription."""
+_SETTLED_AFTER_S = 5.0
+"""A connection that stays open for so long was not refused; the next trouble is another one."""
 _MAX_UNSENT_BYTES = 32 << 20
 """What is published while the broker is away waits here; beyond it, publishing raises."""
 _MAX_UNHANDLED_MESSAGES = 65_536
@@ -82,6 +85,8 @@ class NatsTransport:
         self._was_begun = False
         self._is_closing = False
         self._renewal: asyncio.Task[None] | None = None
+        self._renewal_pause_s = _RECONNECT_WAIT_S
+        self._renewed_at = -math.inf
         self._num_dropped = 0
         self._subscriptions: list[_Subscription] = []
         self._listeners: list[Listener] = []
@@ -216,11 +221,12 @@ class NatsTransport:
 
     async def _renew(self) -> None:
         """Open connections, one after the other, until one stays open with everything subscribed on it."""
-        pause_s = _RECONNECT_WAIT_S
         log.warning("NATS refused something and closed the connection; opening another")
+        if time.monotonic() - self._renewed_at >= _SETTLED_AFTER_S:
+            self._renewal_pause_s = _RECONNECT_WAIT_S
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MAX_RENEWAL_WAIT_S)
+            await asyncio.sleep(self._renewal_pause_s)
+            self._renewal_pause_s = min(2 * self._renewal_pause_s, _MAX_RENEWAL_WAIT_S)
             self._client = Client()
             await self.connect()
             with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
@@ -230,4 +236,5 @@ class NatsTransport:
             if self._client.is_connected:
                 break
         self._renewal = None
+        self._renewed_at = time.monotonic()
         await self._on_reconnect()

@@ -1,5 +1,6 @@
 """A mesh as its beats show it: who is there, whether it serves, how fast; and the same in words."""
 
+import io
 import json
 
 import pytest
@@ -79,11 +80,10 @@ def world() -> _World:
     return _World()
 
 
-def _shown(snapshot: Snapshot) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with console.file:
-        console.print(render(snapshot))
-    return console.export_text()
+def _shown(snapshot: Snapshot, width: int = 200) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(render(snapshot, width))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def test_an_empty_mesh_cannot_serve(world: _World) -> None:
@@ -221,6 +221,20 @@ def test_all_numbers_are_shown(world: _World) -> None:
         "3 open choices, 500 tokens so far",
     ):
         assert words in shown
+
+
+def test_a_narrow_terminal_gets_what_is_done_below_the_names(world: _World) -> None:
+    world.beat_all()
+    lines = _shown(world.view.snapshot(), width=60).splitlines()
+    assert all(len(line) <= 60 for line in lines)
+    name = next(number for number, line in enumerate(lines) if line.startswith("detokenizer-1  up  tiny"))
+    assert lines[name + 1].strip() == "3 open choices, 500 tokens so far"
+
+
+def test_one_of_a_kind_is_no_plural(world: _World) -> None:
+    world.beat_all()
+    world.view.observe(_beat(Service.EXECUTOR, num_dropped=1))
+    assert "1 message dropped" in _shown(world.view.snapshot())
 
 
 def test_without_the_broker_the_picture_is_called_old(world: _World) -> None:

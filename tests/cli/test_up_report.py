@@ -52,7 +52,7 @@ def test_the_address_and_a_line_to_paste_are_shown_when_it_serves(terminal: _Ter
 def test_another_port_is_named_in_the_hints(terminal: _Terminal) -> None:
     terminal.reporter.ready(MeshState("http://127.0.0.1:8001", 8001, "", "tiny", 1), 1.0)
     shown = terminal.shown()
-    assert "shoal chat --url http://127.0.0.1:8001" in shown
+    assert "shoal chat --port 8001" in shown
     assert "shoal status --port 8001" in shown
 
 

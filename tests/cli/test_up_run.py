@@ -50,6 +50,12 @@ class _Reports:
     def up(self, name: str, after_s: float, waiting_for: Sequence[str]) -> None:
         self._add(f"up {name}")
 
+    def slow(self, waiting_for: Sequence[str]) -> None:
+        self._add(f"slow for want of {' '.join(waiting_for)}")
+
+    def unreachable(self, nats_url: str, after_s: float) -> None:
+        self._add(f"unreachable {nats_url}")
+
     def ready(self, state: MeshState, after_s: float) -> None:
         self._add(f"ready {state.address}")
 
@@ -71,8 +77,8 @@ class _Reports:
     def stopping(self, names: Sequence[str]) -> None:
         self._add(f"stopping {' '.join(names)}")
 
-    def killed(self, name: str) -> None:
-        self._add(f"killed {name}")
+    def killed(self, name: str, *, was_asked: bool) -> None:
+        self._add(f"killed {name}" + (" as asked" if was_asked else ""))
 
     def stopped(self) -> None:
         self._add("stopped")
@@ -184,7 +190,7 @@ async def test_a_second_signal_does_not_wait(mesh: _Mesh) -> None:
     await mesh.reports.told("stopping detokenizer-1")
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(mesh.running, PATIENCE_S)
-    assert "killed detokenizer-1" in mesh.reports.events
+    assert "killed detokenizer-1 as asked" in mesh.reports.events
 
 
 async def test_a_bug_in_the_watching_stops_the_mesh_and_is_not_hidden(

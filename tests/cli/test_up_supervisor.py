@@ -64,8 +64,8 @@ class _Reports:
     def stopping(self, names: Sequence[str]) -> None:
         self._add("stopping", " ".join(names))
 
-    def killed(self, name: str) -> None:
-        self._add("killed", name)
+    def killed(self, name: str, *, was_asked: bool) -> None:
+        self._add("killed, as asked" if was_asked else "killed", name)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -217,7 +217,7 @@ async def test_whoever_is_in_a_hurry_need_not_wait(tmp_path: Path) -> None:
         await mesh.reports.said("stopping", "a b")
         mesh.supervisor.hurry()
         await mesh.end()
-        assert mesh.reports.events[-2:] == [("killed", "a"), ("killed", "b")]
+        assert mesh.reports.events[-2:] == [("killed, as asked", "a"), ("killed, as asked", "b")]
 
 
 async def test_stopping_at_once_leaves_nothing(tmp_path: Path) -> None:

@@ -1,17 +1,33 @@
-"""Which mesh a command means: the one named, or the only one that runs here."""
+"""Which mesh a command means: the one named, else the one on SHOAL_NATS_URL, else the only one that runs here."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from shared import config as settings
 from shared.cli.mesh.state import MeshFolder, MeshState, running_meshes
-from shared.config import MeshConfig
+from shared.config import MeshConfig, check_nats_url
 from shared.errors import OperatorError
+from shared.log import without_passwords
 
 
 def home_folder(home: Path | None, environ: Mapping[str, str]) -> Path:
     """The folder for models and state: the one named, else what the environment says."""
     return (home or settings.load(MeshConfig, environ).home).expanduser().absolute()
+
+
+def named_nats_url(environ: Mapping[str, str]) -> str | None:
+    """The NATS server that the environment names; None if it names none. Raises ConfigError for one that is none."""
+    name = settings.variable(MeshConfig, "nats_url")
+    return settings.load(MeshConfig, environ).nats_url if name in environ else None
+
+
+def nats_option(nats_url: str) -> str:
+    """What `--nats-url` was given. Raises OperatorError if NATS has no such addresses."""
+    try:
+        check_nats_url(nats_url)
+    except ValueError as error:
+        raise OperatorError(f"--nats-url {without_passwords(nats_url)!r}: {error}") from None
+    return nats_url
 
 
 def find_mesh(home: Path, port: int | None) -> MeshState | None:
@@ -25,5 +41,6 @@ def find_mesh(home: Path, port: int | None) -> MeshState | None:
         raise OperatorError(f"no mesh of `shoal up` runs on port {port}; start one with `shoal up --port {port}`")
     meshes = running_meshes(home)
     if len(meshes) > 1:
-        raise OperatorError(f"several meshes run here, on ports {', '.join(str(m.port) for m in meshes)}; name one")
+        ports = ", ".join(str(mesh.port) for mesh in meshes)
+        raise OperatorError(f"several meshes run here, on ports {ports}; name one with --port")
     return meshes[0] if meshes else None

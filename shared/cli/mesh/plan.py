@@ -69,12 +69,12 @@ def parse_scale(texts: Iterable[str]) -> dict[Service, int]:
     """How many instances of each service, from texts such as `executor=2`. Raises OperatorError for a bad one."""
     counts = dict.fromkeys(Service, 1)
     for text in texts:
-        match = re.fullmatch(r"([a-z]+)=(\d{1,4})", text.strip())
-        if match is None or match[1] not in list(Service):
+        name, equals, number = text.strip().partition("=")
+        if not equals or name not in list(Service):
             raise OperatorError(f"--scale {text!r}: say SERVICE=N, where SERVICE is one of {', '.join(Service)}")
-        service, count = Service(match[1]), int(match[2])
-        if count > MAX_INSTANCES:
-            raise OperatorError(f"--scale {text!r}: at most {MAX_INSTANCES}")
+        if not re.fullmatch(r"[0-9]{1,4}", number) or int(number) > MAX_INSTANCES:
+            raise OperatorError(f"--scale {text!r}: N is a whole number from 0 to {MAX_INSTANCES}, not {number!r}")
+        service, count = Service(name), int(number)
         if service is Service.GATEWAY and count == 0:
             raise OperatorError(f"--scale {text!r}: a mesh without a gateway has no address; start services alone")
         counts[service] = count

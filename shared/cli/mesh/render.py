@@ -1,33 +1,63 @@
 """A snapshot of a mesh as a table for people. Owns words, numbers' formats and colours."""
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from shared.cli.mesh.view import ExecutorRow, InstanceRow, QueueRow, Snapshot
 from shared.messages import DetokenizerStatus, ExecutorStatus, GatewayStatus, SchedulerStatus, TokenizerStatus
+from shared.models.units import counted
 
 _STATE_COLOURS = {"up": "green", "draining": "yellow", "lost": "red"}
+_MIN_LAST_COLUMN = 40
+"""A narrower one would make a tall heap of words; then they go below the instance's name."""
 
 
-def render(snapshot: Snapshot, *, is_connected: bool = True) -> RenderableType:
-    """The whole picture."""
+def render(snapshot: Snapshot, width: int, *, is_connected: bool = True) -> RenderableType:
+    """The whole picture, for a terminal of `width` columns."""
+    first = headline(snapshot, is_connected=is_connected)
     if not snapshot.instances:
-        return headline(snapshot, is_connected=is_connected)
+        return first
+    names, models = ([len(text(row)) for row in snapshot.instances] for text in (lambda r: r.name, _models))
+    has_room = width - max(names) - max(models) - len("  abcdef12  draining  30.0 s  ") >= _MIN_LAST_COLUMN
+    return Group(first, Text(), _table(snapshot) if has_room else _list(snapshot))
+
+
+def _models(row: InstanceRow) -> str:
+    return ", ".join(row.models) or "–"
+
+
+def _table(snapshot: Snapshot) -> Table:
+    """A line for each instance."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("instance", "id", "state", "beat", "model"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("now", overflow="fold")
+    table.add_column("now")
     for row in snapshot.instances:
         table.add_row(
             row.name,
             Text(row.instance_id.rpartition("-")[2], style="dim"),
             Text(row.state, style=_STATE_COLOURS[row.state]),
             f"{row.age_s:.1f} s",
-            ", ".join(row.models) or "–",
-            "" if row.state == "lost" else doing(row, snapshot),
+            _models(row),
+            _doing(row, snapshot),
         )
-    return Group(headline(snapshot, is_connected=is_connected), Text(), table)
+    return table
+
+
+def _list(snapshot: Snapshot) -> Group:
+    """What each instance does below its name, where there is no room beside it."""
+    lines: list[RenderableType] = []
+    for row in snapshot.instances:
+        state = Text(row.state, style=_STATE_COLOURS[row.state])
+        lines.append(Text("  ").join([Text(row.name), state, Text(_models(row))]))
+        lines.append(Padding(Text(_doing(row, snapshot), style="dim"), (0, 0, 0, 2)))
+    return Group(*lines)
+
+
+def _doing(row: InstanceRow, snapshot: Snapshot) -> str:
+    return "" if row.state == "lost" else doing(row, snapshot)
 
 
 def headline(snapshot: Snapshot, *, is_connected: bool = True) -> Text:
@@ -51,11 +81,17 @@ def doing(row: InstanceRow, snapshot: Snapshot) -> str:
     match row.status:
         case GatewayStatus() as status:
             words = [
-                f"{status.num_open_requests} open, {status.num_requests} so far, {status.num_connections} connections",
+                ", ".join(
+                    (
+                        f"{status.num_open_requests} open",
+                        f"{status.num_requests} so far",
+                        counted(status.num_connections, "connection"),
+                    )
+                ),
                 status.address,
             ]
         case TokenizerStatus() as status:
-            words = [f"{status.num_requests} prompts, {status.num_tokens} tokens so far"]
+            words = [f"{counted(status.num_requests, 'prompt')}, {counted(status.num_tokens, 'token')} so far"]
         case SchedulerStatus():
             words = _queue(next(queue for queue in snapshot.queues if queue.instance_id == row.instance_id))
         case ExecutorStatus():
@@ -63,11 +99,11 @@ def doing(row: InstanceRow, snapshot: Snapshot) -> str:
                 next(executor for executor in snapshot.executors if executor.instance_id == row.instance_id)
             )
         case DetokenizerStatus() as status:
-            words = [f"{status.num_open_choices} open choices, {status.num_tokens} tokens so far"]
+            words = [f"{counted(status.num_open_choices, 'open choice')}, {counted(status.num_tokens, 'token')} so far"]
         case _:
             words = []
     if row.num_dropped_messages:
-        words.append(f"{row.num_dropped_messages} messages dropped")
+        words.append(f"{counted(row.num_dropped_messages, 'message')} dropped")
     return " · ".join(word for word in words if word)
 
 
@@ -78,7 +114,7 @@ def _queue(queue: QueueRow) -> list[str]:
     if queue.cache_hit_share is not None:
         words.append(f"{queue.cache_hit_share:.0%} of prompt tokens from cache")
     if queue.num_preemptions:
-        words.append(f"{queue.num_preemptions} preemptions")
+        words.append(counted(queue.num_preemptions, "preemption"))
     return words
 
 

@@ -4,6 +4,7 @@ Owns words and colours. Decides nothing about processes.
 """
 
 import logging
+import shlex
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from shared.cli.mesh.log_files import LogLine
 from shared.cli.mesh.state import MeshState
 from shared.cli.mesh.supervisor import Reporter, is_trouble
 from shared.clock import Clock
+from shared.ids import Service
+from shared.log import without_passwords
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +38,14 @@ class MeshReporter(Reporter, Protocol):
 
     def up(self, name: str, after_s: float, waiting_for: Sequence[str]) -> None:
         """One of them has begun to beat; these have not."""
+        ...
+
+    def slow(self, waiting_for: Sequence[str]) -> None:
+        """The start takes longer than usual, for want of these."""
+        ...
+
+    def unreachable(self, nats_url: str, after_s: float) -> None:
+        """The NATS server that the mesh was told to use has not answered for so long."""
         ...
 
     def ready(self, state: MeshState, after_s: float) -> None:
@@ -61,10 +72,12 @@ class MeshReporter(Reporter, Protocol):
 class TerminalReporter:
     """For people."""
 
-    def __init__(self, console: "Console", clock: Clock, logs_folder: str) -> None:
+    def __init__(self, console: "Console", clock: Clock, logs_folder: str, home: str | None = None) -> None:
+        """`home`: the one that other commands have to be told too, because it is not that of the environment."""
         self._console = console
         self._clock = clock
         self._logs_folder = logs_folder
+        self._home = home
         self._spinner: Status | None = None
         self._is_ready = False
         self._troubles: deque[float] = deque(maxlen=_MAX_TROUBLES)
@@ -85,6 +98,21 @@ class TerminalReporter:
             what = ", ".join(waiting_for)
             self._spinner.update(f"waiting for {what}" if what else "waiting until a request would be served")
 
+    def slow(self, waiting_for: Sequence[str]) -> None:
+        """Only executors have a reason to be: they compile their kernels once on every machine."""
+        names = [name for name in waiting_for if name.startswith(Service.EXECUTOR)]
+        if names:
+            self._say(f"  {', '.join(names)} may need half a minute: a first start compiles the kernels.")
+
+    def unreachable(self, nats_url: str, after_s: float) -> None:
+        """What to do about it."""
+        self._say(
+            f"NATS has not answered at {without_passwords(nats_url)} for {after_s:.0f} s. The mesh waits for it: start "
+            f"the server, or stop with Ctrl-C and name another with --nats-url (SHOAL_NATS_URL); without one, "
+            f"`shoal up` runs a server of its own.",
+            style="yellow",
+        )
+
     def ready(self, state: MeshState, after_s: float) -> None:
         """The address, and what to do with it."""
         self._quieten()
@@ -93,10 +121,11 @@ class TerminalReporter:
             return
         self._is_ready = True
         body = f'{{"model": "{state.model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
-        is_default = state.port == 8000
-        chat = "shoal chat" if is_default else f"shoal chat --url {state.address}"
-        status = "shoal status" if is_default else f"shoal status --port {state.port}"
-        self._say(f"\nShoal serves {state.model} at {state.address}  (ready in {after_s:.1f} s)\n")
+        which = "" if state.port == 8000 else f" --port {state.port}"
+        which += f" --home {shlex.quote(self._home)}" if self._home else ""
+        chat, status = f"shoal chat{which}", f"shoal status{which}"
+        addresses = " and ".join((state.address, *state.other_addresses))
+        self._say(f"\nShoal serves {state.model} at {addresses}  (ready in {after_s:.1f} s)\n")
         self._say(
             f"  curl -N {state.address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n"
         )
@@ -145,9 +174,10 @@ class TerminalReporter:
     def stopping(self, names: Sequence[str]) -> None:
         """Too much detail."""
 
-    def killed(self, name: str) -> None:
-        """Something may have been cut off."""
-        self._say(f"{name} did not stop in time and was killed.", style="yellow")
+    def killed(self, name: str, *, was_asked: bool) -> None:
+        """Something may have been cut off; no news to whoever wanted it so."""
+        if not was_asked:
+            self._say(f"{name} did not stop in time and was killed.", style="yellow")
 
     def stopped(self) -> None:
         """The last word."""
@@ -178,9 +208,18 @@ class JsonReporter:
         """Logged."""
         self._log.info("process is up", extra={"program": name, "after_s": after_s, "waiting_for": list(waiting_for)})
 
+    def slow(self, waiting_for: Sequence[str]) -> None:
+        """Logged."""
+        self._log.info("start takes longer than usual", extra={"waiting_for": list(waiting_for)})
+
+    def unreachable(self, nats_url: str, after_s: float) -> None:
+        """Logged."""
+        self._log.warning("NATS does not answer", extra={"server": without_passwords(nats_url), "after_s": after_s})
+
     def ready(self, state: MeshState, after_s: float) -> None:
         """Logged."""
-        self._log.info("mesh is ready", extra={"address": state.address, "model": state.model, "after_s": after_s})
+        extra = {"address": state.address, "other_addresses": list(state.other_addresses), "model": state.model}
+        self._log.info("mesh is ready", extra=extra | {"after_s": after_s})
 
     def unready(self, missing: Sequence[str]) -> None:
         """Logged."""
@@ -209,9 +248,10 @@ class JsonReporter:
         """Logged."""
         self._log.info("stopping processes", extra={"programs": list(names)})
 
-    def killed(self, name: str) -> None:
+    def killed(self, name: str, *, was_asked: bool) -> None:
         """Logged."""
-        self._log.warning("process did not stop in time and was killed", extra={"program": name})
+        level = logging.INFO if was_asked else logging.WARNING
+        self._log.log(level, "process was killed", extra={"program": name, "was_asked": was_asked})
 
     def stopped(self) -> None:
         """Logged."""

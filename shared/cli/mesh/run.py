@@ -16,10 +16,15 @@ from shared.cli.mesh.supervisor import Supervisor
 from shared.cli.mesh.watch import connected, listen
 from shared.clock import Clock
 from shared.messages import Presence
+from shared.transport import Transport
 
 _POLL_S = 0.1
 """While it is not ready."""
 _CHECK_S = 0.5
+_UNREACHABLE_AFTER_S = 5.0
+"""A NATS server that somebody else runs may come later; but by now a person wants to know what is waited for."""
+_SLOW_AFTER_S = 6.0
+"""Every process of a second start is up by now."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -93,14 +98,14 @@ class MeshRun:
         """These were told to stop now."""
         self._reporter.stopping(names)
 
-    def killed(self, name: str) -> None:
-        """A process did not stop in time and was killed."""
-        self._reporter.killed(name)
+    def killed(self, name: str, *, was_asked: bool) -> None:
+        """A process was killed."""
+        self._reporter.killed(name, was_asked=was_asked)
 
     def _state(self) -> MeshState:
         options = self._options
-        address = readiness.address(options.host, options.port)
-        return MeshState(address, options.port, options.nats_url, options.model, os.getpid())
+        first, *others = (readiness.address(options.host, port) for port in options.ports)
+        return MeshState(first, options.port, options.nats_url, options.model, os.getpid(), tuple(others))
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -111,31 +116,58 @@ class MeshRun:
 
     def _on_beat(self, beat: Presence) -> None:
         if self._liveness.observe(beat) and beat.name in self._started:
-            waiting_for = [name for name in self._service_names if not self._liveness.has_heard(name)]
-            self._reporter.up(beat.name, self._clock.now() - self._started[beat.name], waiting_for)
+            self._reporter.up(beat.name, self._clock.now() - self._started[beat.name], self._waiting_for())
+
+    def _waiting_for(self) -> list[str]:
+        return [name for name in self._service_names if not self._liveness.has_heard(name)]
 
     async def _watch_beats(self) -> None:
-        async with connected(self._options.nats_url) as transport:
-            await listen(transport, self._on_beat)
-            while not await self._stopped_within(_CHECK_S):
-                for name in self._liveness.hung(is_connected=transport.is_connected):
-                    if name in self._service_names:
-                        self._reporter.hung(name)
-                        self.supervisor.kill(name)
+        reminding = asyncio.create_task(self._remind_of_nats())
+        try:
+            async with connected(self._options.nats_url) as transport:
+                reminding.cancel()
+                await listen(transport, self._on_beat)
+                await self._end_the_hung(transport)
+        finally:
+            reminding.cancel()
+
+    async def _end_the_hung(self, transport: Transport) -> None:
+        while not await self._stopped_within(_CHECK_S):
+            for name in self._liveness.hung(is_connected=transport.is_connected):
+                if name in self._service_names:
+                    self._reporter.hung(name)
+                    self.supervisor.kill(name)
+
+    async def _remind_of_nats(self) -> None:
+        """An embedded server that does not come up is told of by the supervisor."""
+        if len(self._names) == len(self._service_names) and not await self._stopped_within(_UNREACHABLE_AFTER_S):
+            self._reporter.unreachable(self._options.nats_url, _UNREACHABLE_AFTER_S)
 
     async def _watch_readiness(self, began: float) -> None:
         """Tell when the mesh serves, and when it does so again after it did not."""
-        is_ready = False
+        is_ready = is_slow = was_ever_ready = False
         pause_s = 0.0
         while not await self._stopped_within(pause_s):
-            answer = await readiness.ask(self._options.host, self._options.port, self._options.model)
-            was_ready, is_ready = is_ready, answer is not None and answer.is_ready
+            answers = await self._ask_gateways()
+            was_ready = is_ready
+            of_each = [answer is not None and answer.is_ready for answer in answers]
+            is_ready = any(of_each) if was_ever_ready else all(of_each)
+            now = self._clock.now()
             if is_ready and not was_ready:
-                self._reporter.ready(self._state(), self._clock.now() - began)
+                self._reporter.ready(self._state(), now - began)
             elif was_ready and not is_ready:
-                began = self._clock.now()
-                self._reporter.unready(answer.missing if answer else ("gateway",))
+                began = now
+                self._reporter.unready(next((answer.missing for answer in answers if answer), ("gateway",)))
+            elif not was_ever_ready and not is_slow and now - began > _SLOW_AFTER_S:
+                is_slow = True
+                self._reporter.slow(self._waiting_for())
+            was_ever_ready |= is_ready
             pause_s = _CHECK_S if is_ready else _POLL_S
+
+    async def _ask_gateways(self) -> Sequence[readiness.Readiness | None]:
+        """What each of them says."""
+        options = self._options
+        return await asyncio.gather(*(readiness.ask(options.host, port, options.model) for port in options.ports))
 
     async def _stopped_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):

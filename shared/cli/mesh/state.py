@@ -8,6 +8,8 @@
 
 import contextlib
 import fcntl
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,8 @@ class MeshState(msgspec.Struct, frozen=True):
     model: str
     pid: int
     """Of its `shoal up`."""
+    other_addresses: tuple[str, ...] = ()
+    """Of its further gateways."""
 
 
 class MeshFolder:
@@ -46,24 +50,49 @@ class MeshFolder:
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
-        """Be the only `shoal up` on this port. Raises OperatorError if there is one; forgets the state at the end."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = self._lock.open("a")
-        except OSError as error:
-            raise OperatorError(f"cannot write to {self.folder}: {error.strerror}; choose another --home") from error
+        """Be the only `shoal up` on this port; forgets the state at the end, and the folder if nothing was kept in it.
+
+        Raises OperatorError if there is another one, or if nothing can be written.
+        """
+        lock = self._take_lock()
+        if lock is None:
+            state = self.read()
+            whose = f", started by process {state.pid}" if state else ""
+            raise OperatorError(
+                f"a mesh runs on port {self.port} already{whose}; stop it or choose another with --port"
+            )
         with lock:
-            if not _try_lock(lock, patience_s=_PROBE_S):
-                state = self.read()
-                whose = f", started by process {state.pid}" if state else ""
-                raise OperatorError(
-                    f"a mesh runs on port {self.port} already{whose}; stop it or choose another with --port"
-                )
             self.forget()  # what a killed one left
             try:
                 yield
             finally:
                 self.forget()
+                with contextlib.suppress(FileNotFoundError):
+                    if [path.name for path in self.folder.iterdir()] == [self._lock.name]:
+                        self.remove()
+
+    def remove(self) -> None:
+        """Delete all that the mesh kept. Nobody else may hold the claim."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _take_lock(self) -> TextIO | None:
+        """The lock file, locked; None if another process holds it. Raises OperatorError if it cannot be written."""
+        while True:
+            lock = self._open_lock()
+            if not _try_lock(lock, patience_s=_PROBE_S):
+                lock.close()
+                return None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), self._lock.stat()):
+                    return lock
+            lock.close()  # its last owner has deleted it in the meantime
+
+    def _open_lock(self) -> TextIO:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return self._lock.open("a")
+        except OSError as error:
+            raise OperatorError(f"cannot write to {self.folder}: {error.strerror}; choose another --home") from error
 
     def write(self, state: MeshState) -> None:
         """Say where the mesh is. The file may name a password of NATS, so only its owner can read it."""

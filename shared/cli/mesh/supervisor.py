@@ -41,8 +41,8 @@ class Reporter(Protocol):
         """These were told to stop now."""
         ...
 
-    def killed(self, name: str) -> None:
-        """A process did not stop in time and was killed."""
+    def killed(self, name: str, *, was_asked: bool) -> None:
+        """A process was killed: because somebody was in a hurry, or because it did not stop in time."""
         ...
 
 
@@ -154,7 +154,7 @@ class Supervisor:
             leaving = asyncio.create_task(_all_dead(running.values()))
             await asyncio.wait({leaving, hurrying}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             for name in [name for name, child in running.items() if child.is_alive]:
-                self._reporter.killed(name)
+                self._reporter.killed(name, was_asked=self._must_hurry.is_set())
                 running[name].kill()
             await leaving
         hurrying.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from shared.clock import Clock
-from shared.ids import SERVING, InstanceId, Service
+from shared.ids import InstanceId, Service
 from shared.messages import ExecutorStatus, ExecutorView, Presence, SchedulerStatus
 from shared.presence import Directory
 
@@ -138,7 +138,7 @@ class MeshView:
         models = {model for history in self._heard.values() for model in history[-1].beat.models}
         gateway = () if self._directory.available(Service.GATEWAY) else (Service.GATEWAY,)
         return {
-            model: gateway + tuple(s for s in SERVING if not self._directory.available(s, model))
+            model: gateway + tuple(s for s, count in self._directory.num_available(model).items() if not count)
             for model in sorted(models)
         }
 

@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from urllib.parse import urlsplit
 
 from shared import subjects
+from shared.cli.mesh import readiness
 from shared.codec import Decoder
 from shared.errors import MessageError, OperatorError
 from shared.log import without_passwords
-from shared.messages import Presence
+from shared.messages import GatewayStatus, Presence
 from shared.transport import Transport
 from shared.transport.nats import NatsTransport
 
 log = logging.getLogger(__name__)
+
+_GATEWAY_TIMEOUT_S = 2.0
+"""Four beats."""
 
 
 @contextlib.asynccontextmanager
@@ -50,3 +55,37 @@ async def listen(transport: Transport, on_beat: Callable[[Presence], None]) -> N
             log.debug("not a beat", extra={"error": str(error)})
 
     await transport.subscribe(subjects.PRESENCE, on_message)
+
+
+async def find_gateway(nats_url: str, *, timeout_s: float) -> str:
+    """The address of a gateway that beats on this NATS server, as it can be reached from this machine.
+
+    Raises OperatorError if there is none, or none whose address is known.
+    """
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    def on_beat(beat: Presence) -> None:
+        if isinstance(beat.status, GatewayStatus) and beat.status.address and not beat.is_draining:
+            heard.put_nowait(beat.status.address)
+
+    async with connected(nats_url, timeout_s=timeout_s) as transport:
+        await listen(transport, on_beat)
+        try:
+            address = await asyncio.wait_for(heard.get(), _GATEWAY_TIMEOUT_S)
+        except TimeoutError:
+            raise OperatorError(
+                f"no gateway of Shoal beats on the NATS server at {without_passwords(nats_url)}; "
+                f"start one, or name another with --url or --port"
+            ) from None
+    return _from_here(address, nats_url)
+
+
+def _from_here(address: str, nats_url: str) -> str:
+    """A gateway that listens on every address of its machine is reached on the loopback if that is this machine."""
+    gateway, broker = urlsplit(address), urlsplit(nats_url if "://" in nats_url else f"nats://{nats_url}")
+    host = gateway.hostname or ""
+    if readiness.client_host(host) == host:
+        return address
+    if broker.hostname in ("127.0.0.1", "::1", "localhost"):
+        return readiness.address(host, gateway.port or 80)
+    raise OperatorError(f"the gateway at {address} does not say on which machine it is; name it with --url")
