@@ -115,10 +115,10 @@ class Actor(ABC, Generic[M]):
         await self.transport.subscribe(subject, self._deliverer(), queue=queue)
 
     def post(self, message: M | Tick) -> None:
-        """Put a message into the mailbox. Call it from the event loop's thread."""
-        if len(self._mailbox) >= self.mailbox_size:
-            self.num_dropped_messages += 1
-            return
+        """Put what this instance itself has to say into the mailbox, however full it is: nobody would say it again.
+
+        Call it from the event loop's thread.
+        """
         self._mailbox.append(message)
         self._wake.set()
 
@@ -172,6 +172,13 @@ class Actor(ABC, Generic[M]):
         await self.on_stop()
         await self._beat(is_leaving=True)
 
+    def _offer(self, message: M | Tick) -> None:
+        """Put a message into the mailbox if there is room; the protocols repair what is lost."""
+        if len(self._mailbox) >= self.mailbox_size:
+            self.num_dropped_messages += 1
+        else:
+            self.post(message)
+
     def _deliverer(self) -> Handler:
         async def deliver(payload: bytes, _headers: Mapping[str, str]) -> None:
             try:
@@ -180,13 +187,13 @@ class Actor(ABC, Generic[M]):
                 self.num_dropped_messages += 1
                 log.warning("dropped a message", extra={"error": str(error)})
                 return
-            self.post(message)
+            self._offer(message)
 
         return deliver
 
     async def _tick_for_ever(self) -> None:
         while True:
-            self.post(Tick())
+            self._offer(Tick())
             await asyncio.sleep(self.tick_interval_s)
 
     async def _beat_for_ever(self) -> None:

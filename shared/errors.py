@@ -121,5 +121,9 @@ class PayloadTooLarge(MessageError):
         self.limit = limit
 
 
+class BucketUnavailable(ShoalError):
+    """What the broker keeps cannot be read or changed at this moment."""
+
+
 class Disconnected(ShoalError):
     """The broker cannot be reached and the buffer for unsent messages is full, or the transport is closed."""

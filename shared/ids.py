@@ -17,6 +17,10 @@ SlotId = NewType("SlotId", int)
 """One seat for a running choice on one executor, `0 <= id < max_slots`."""
 
 
+DEFAULT_TENANT: Final = "default"
+"""Whose requests they are where nobody needs a key."""
+
+
 class Service(StrEnum):
     """The five kinds of process in a mesh."""
 

@@ -8,6 +8,10 @@ PRESENCE = f"{ROOT}.presence.*"
 """Beats of all instances."""
 
 
+PINS = f"{ROOT}.pins"
+"""Told to all schedulers when pinned prefixes have changed."""
+
+
 def presence(service: Service) -> str:
     """Beats of one kind of service."""
     return f"{ROOT}.presence.{service}"

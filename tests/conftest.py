@@ -29,6 +29,7 @@ class NatsServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = ""
+        self.has_jetstream = True
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -41,6 +42,8 @@ class NatsServer:
         """Start it and return when it takes connections."""
         (self.folder / "nats.conf").write_text(self.config)
         command = nats_command(find_nats_server(), port=self.port, store=self.folder / "jetstream")
+        if not self.has_jetstream:
+            del command[command.index("--jetstream") :]
         command += ["--config", str(self.folder / "nats.conf")]
         with (self.folder / "nats.log").open("ab") as log:
             self._process = subprocess.Popen(bound.command(command), stdout=log, stderr=log)

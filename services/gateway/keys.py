@@ -4,9 +4,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 
 from shared.errors import Unauthorized
-
-DEFAULT_TENANT = "default"
-"""Whose requests they are when the gateway is open to everybody."""
+from shared.ids import DEFAULT_TENANT
 
 KEY_PROTOCOL_PREFIX = "shoal.key."
 """A browser cannot set headers on a WebSocket, so it offers its key as a subprotocol with this prefix."""

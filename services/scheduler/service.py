@@ -18,6 +18,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.delivery import Delivery, Stream
 from services.scheduler.intake import RETRY_AFTER_S, Intake, Memory
+from services.scheduler.pinning import PinReader, PinsRead, follow_pins
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
@@ -35,6 +36,7 @@ from shared.messages import (
     ExecutorStatus,
     ExecutorView,
     Outcome,
+    PinsChanged,
     Presence,
     RequestAccepted,
     RequestClosed,
@@ -65,7 +67,7 @@ class _Totals:
     """On executors that are held no longer."""
 
 
-class SchedulerService(Actor[SchedulerInbound]):
+class SchedulerService(Actor[SchedulerInbound | PinsRead]):
     """Plans the steps of the executors that it holds."""
 
     def __init__(self, identity: Identity, transport: Transport, clock: Clock, config: SchedulerConfig) -> None:
@@ -80,13 +82,17 @@ class SchedulerService(Actor[SchedulerInbound]):
         self._ended = Memory()
         self._cancelled_early = Memory()
         self._totals = _Totals()
+        self._pins = PinReader(transport, self.post)
 
     async def on_start(self) -> None:
-        """Hear of all other instances."""
+        """Hear of all other instances, and of what is pinned."""
         await self.listen(subjects.PRESENCE)
+        await self.listen(subjects.PINS)
+        self._pins.start()
 
     async def on_stop(self) -> None:
         """Let other schedulers have the executors at once."""
+        await self._pins.stop()
         for attachment in self._attachments:
             detach = DetachExecutor(self.identity.instance_id, attachment.epoch)
             await self.send_to(attachment.executor_id, detach)
@@ -99,7 +105,7 @@ class SchedulerService(Actor[SchedulerInbound]):
         """Those of the executors held."""
         return self._fleet.models
 
-    async def handle(self, message: SchedulerInbound | Tick) -> None:
+    async def handle(self, message: SchedulerInbound | PinsRead | Tick) -> None:
         """React to one message."""
         match message:
             case StepCompleted():
@@ -118,6 +124,10 @@ class SchedulerService(Actor[SchedulerInbound]):
                 log.debug("executor is not free", extra={"executor": message.executor_id, "held_by": message.held_by})
             case StepsMissing():
                 await self._on_steps_missing(message)
+            case PinsChanged():
+                self._pins.read_again()
+            case PinsRead():
+                follow_pins(self._fleet, message.pins, shares_prefixes=self._config.share_prefixes)
             case Tick():
                 await self._on_tick()
             case _:
@@ -345,4 +355,7 @@ def _view(executor_id: InstanceId, scheduler: Scheduler) -> ExecutorView:
         num_blocks=scheduler.capacity.num_blocks,
         num_free_blocks=free,
         num_cached_blocks=scheduler.blocks.num_cached_blocks,
+        num_pinned_blocks=scheduler.pins.num_blocks,
+        num_evicted_blocks=scheduler.blocks.num_evictions,
+        eviction_age_s=scheduler.blocks.eviction_age_s,
     )

@@ -14,6 +14,8 @@ _COMMANDS: Final = {
     "models": "List the models in the store.",
     "chat": "Talk to a model in the terminal.",
     "status": "Show a mesh's instances, queues and speed, live.",
+    "pin": "Keep a system prompt in the prefix caches of a mesh.",
+    "unpin": "Let a pinned prefix go.",
     "bench": "Measure this machine, or any OpenAI-compatible server.",
 }
 

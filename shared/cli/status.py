@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,12 +11,11 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from shared.cli.mesh.find import find_mesh, home_folder, named_nats_url, nats_option
+from shared.cli.mesh.find import find_nats
 from shared.cli.mesh.render import render
 from shared.cli.mesh.view import MeshView, Snapshot, encode_json
 from shared.cli.mesh.watch import connected, listen
 from shared.clock import SystemClock
-from shared.config import MeshConfig
 from shared.transport import Transport
 
 _CONNECT_TIMEOUT_S = 3.0
@@ -45,22 +43,12 @@ def command(
     """
     if once and watch:
         raise click.UsageError("--once and --watch exclude each other")
-    if port is not None and nats_url is not None:
-        raise click.UsageError("--port and --nats-url exclude each other")
     logging.getLogger().addHandler(logging.NullHandler())  # what matters is shown
-    url = nats_option(nats_url) if nats_url else _find_nats(home, port)
+    url = find_nats(nats_url, home, port)
     if not watch and (once or as_json or not sys.stdout.isatty()):
         sys.exit(asyncio.run(_show_once(url, as_json=as_json)))
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_stream(url, as_json=as_json) if as_json or not sys.stdout.isatty() else _show_live(url))
-
-
-def _find_nats(home: Path | None, port: int | None) -> str:
-    """The NATS server of the mesh that is meant: what was said outweighs what is found."""
-    if home is None and port is None and (named := named_nats_url(os.environ)) is not None:
-        return named
-    state = find_mesh(home_folder(home, os.environ), port)
-    return state.nats_url if state else MeshConfig().nats_url
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ from shared.messages.delivery import (
     Timing,
     Usage,
 )
+from shared.messages.pins import PINS_BUCKET, PinnedPrefix, PinsChanged
 from shared.messages.presence import (
     DetokenizerStatus,
     ExecutorStatus,
@@ -73,12 +74,14 @@ SchedulerInbound = (
     | AttachRefused
     | StepCompleted
     | StepsMissing
+    | PinsChanged
     | Presence
 )
 ExecutorInbound = AttachExecutor | DetachExecutor | RunStep | Presence
 DetokenizerInbound = DecodeTokens | Presence
 
 __all__ = [
+    "PINS_BUCKET",
     "AttachExecutor",
     "AttachRefused",
     "CallFailed",
@@ -104,6 +107,8 @@ __all__ = [
     "Int32Array",
     "Message",
     "Outcome",
+    "PinnedPrefix",
+    "PinsChanged",
     "Presence",
     "Prompt",
     "PromptTokenized",

@@ -11,6 +11,17 @@ class GatewayStatus(Message, frozen=True, tag="gateway"):
     num_open_requests: int = 0
     num_connections: int = 0
     num_requests: int = 0
+    num_refused: int = 0
+    """Asked for by clients and never opened here, so not among `num_requests`."""
+    num_completed: int = 0
+    num_failed: int = 0
+    num_cancelled: int = 0
+    num_disconnects: int = 0
+    """Clients that left before their answer was complete."""
+    num_cut_off: int = 0
+    """Connections closed because the client did not read."""
+    num_orphans: int = 0
+    """Messages about requests that are not open: late ones, mostly."""
 
 
 class TokenizerStatus(Message, frozen=True, tag="tokenizer"):
@@ -33,6 +44,11 @@ class ExecutorView(Message, frozen=True):
     """Held by no choice; many of them keep reusable prefixes."""
     num_cached_blocks: int
     """Held or free, they can be found by their content."""
+    num_pinned_blocks: int = 0
+    num_evicted_blocks: int = 0
+    """Cached blocks that were given to other content, since this scheduler holds the executor."""
+    eviction_age_s: float = 0.0
+    """How long those evicted lately had been of no use, in seconds that the executor worked."""
 
 
 class SchedulerStatus(Message, frozen=True, tag="scheduler"):

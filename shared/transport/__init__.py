@@ -1,5 +1,6 @@
 """Getting messages from one process to another: a protocol, over NATS and in memory."""
 
+from shared.transport.bucket import Bucket
 from shared.transport.protocol import Handler, Subscription, Transport
 
-__all__ = ["Handler", "Subscription", "Transport"]
+__all__ = ["Bucket", "Handler", "Subscription", "Transport"]

@@ -5,15 +5,42 @@ Behaves as core NATS does: at most once, in order, queue groups, a largest paylo
 
 import asyncio
 import logging
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
 
-from shared.errors import Disconnected, PayloadTooLarge
+from shared.errors import BucketUnavailable, Disconnected, PayloadTooLarge
 from shared.transport.protocol import Handler, Listener, num_bytes
 
 log = logging.getLogger(__name__)
 
 _MAX_UNHANDLED_MESSAGES = 65_536
+
+
+class MemoryBucket:
+    """A bucket that lasts as long as its broker."""
+
+    def __init__(self, is_available: Callable[[], bool], values: dict[str, bytes]) -> None:
+        self._is_available = is_available
+        self._values = values
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Keep `value` under `key`."""
+        self._check()
+        self._values[key] = value
+
+    async def delete(self, key: str) -> None:
+        """Keep nothing under `key`."""
+        self._check()
+        self._values.pop(key, None)
+
+    async def entries(self) -> dict[str, bytes]:
+        """All that is kept."""
+        self._check()
+        return dict(self._values)
+
+    def _check(self) -> None:
+        if not self._is_available():
+            raise BucketUnavailable("the broker is away")
 
 
 class MemoryBroker:
@@ -23,6 +50,8 @@ class MemoryBroker:
         self.max_payload = max_payload
         self._subscriptions: list[_Subscription] = []
         self._turns: Counter[str] = Counter()
+        self.buckets: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+        """What is kept, by bucket and key."""
 
     @property
     def num_undelivered(self) -> int:
@@ -167,6 +196,10 @@ class MemoryTransport:
     def on_reconnect(self, listener: Listener) -> None:
         """Have `listener` called by `reconnect`."""
         self._listeners.append(listener)
+
+    def bucket(self, name: str) -> MemoryBucket:
+        """What the mesh keeps under a name."""
+        return MemoryBucket(lambda: self._is_connected, self.broker.buckets[name])
 
     def reconnect(self) -> None:
         """Pretend that the connection was lost and found again."""

@@ -1,4 +1,4 @@
-"""The transport over core NATS. The only module that imports nats."""
+"""The transport over core NATS."""
 
 import asyncio
 import contextlib
@@ -21,6 +21,7 @@ from nats.errors import (
 
 from shared.errors import ConfigError, Disconnected, PayloadTooLarge
 from shared.log import without_passwords
+from shared.transport.jetstream import JetStreamBucket
 from shared.transport.protocol import Handler, Listener, num_bytes
 
 log = logging.getLogger(__name__)
@@ -178,6 +179,10 @@ class NatsTransport:
     def on_reconnect(self, listener: Listener) -> None:
         """Have `listener` called after each reconnection."""
         self._listeners.append(listener)
+
+    def bucket(self, name: str) -> JetStreamBucket:
+        """What the mesh keeps under a name."""
+        return JetStreamBucket(name, lambda: self._client)
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):

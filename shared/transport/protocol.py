@@ -7,6 +7,8 @@ repaired above: receivers notice gaps by sequence and ask again.
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
+from shared.transport.bucket import Bucket
+
 Handler = Callable[[bytes, Mapping[str, str]], Awaitable[None]]
 """Called with the payload and headers of one message; messages of one subscription come one after the other.
 
@@ -75,4 +77,8 @@ class Transport(Protocol):
 
     def on_reconnect(self, listener: Listener) -> None:
         """Have `listener` called after each reconnection: messages may have been lost."""
+        ...
+
+    def bucket(self, name: str) -> Bucket:
+        """What the mesh keeps under a name (letters, digits, `-` and `_`). Made when something is first kept in it."""
         ...

@@ -170,15 +170,29 @@ async def test_idle_is_told_once_for_all_that_arrived_together(world: _World) ->
 
 
 async def test_what_a_full_mailbox_cannot_take_is_dropped_and_counted(world: _World) -> None:
+    world.actor.tick_interval_s = 3600
     async with world.actor as actor:
         for number in range(20):
-            actor.post(AttachExecutor(InstanceId(str(number))))
-        assert actor.num_dropped_messages == 12
+            await world.tell(str(number))
+        while world.transport.broker.num_undelivered:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert actor.num_dropped_messages == 13  # one of the 21 is a tick
         running = asyncio.create_task(actor.run())
-        await actor.until(lambda: "end 7" in actor.events)
+        await actor.until(lambda: len(actor.events) > 14)
         actor.drain(deadline_s=10)
         await _finished(running)
         assert "begin 8" not in actor.events
+
+
+async def test_what_an_actor_tells_itself_is_never_dropped(world: _World) -> None:
+    async with world.actor as actor:
+        for number in range(20):
+            actor.post(AttachExecutor(InstanceId(str(number))))
+        running = asyncio.create_task(actor.run())
+        await actor.until(lambda: "end 19" in actor.events)
+        actor.drain(deadline_s=10)
+        await _finished(running)
+        assert sum(event.startswith("end") for event in actor.events) == 20
 
 
 async def test_a_bad_message_is_dropped_counted_and_logged(world: _World, caplog: pytest.LogCaptureFixture) -> None:

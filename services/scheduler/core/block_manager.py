@@ -9,11 +9,15 @@ Answers None where blocks are short; whom to preempt is not decided here.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from services.scheduler.core.block_pool import BlockPool
 from services.scheduler.core.prefix_cache import ROOT, PrefixCache
 from services.scheduler.core.request import Choice, Request
 from shared.ids import BlockId
+
+_NUM_AGES: Final = 256
+"""Evictions that the age is an average of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,13 @@ class BlockManager:
         self.pool = pool
         self.cache = cache
         self.block_size = block_size
+        self.busy_s = 0.0
+        """How long the executor has worked; the scheduler keeps it."""
         self.num_evictions = 0
         """Blocks that were reused although their content could still be found."""
+        self.eviction_age_s = 0.0
+        """How long those evicted lately had been held by nobody, in seconds that the executor worked."""
+        self._freed_at = [0.0] * pool.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
@@ -110,7 +119,7 @@ class BlockManager:
         if start.to_copy is None:
             return Admission(copied=None)
         # Copies run before anything is written in a step, so the source need not be held any longer.
-        self.pool.release(start.to_copy, is_worth_keeping=start.to_copy in self.cache)
+        self.let_go(start.to_copy)
         return Admission(copied=(start.to_copy, choice.block_table[len(start.shared)]))
 
     def grow(self, choice: Choice, num_tokens: int) -> list[BlockId] | None:
@@ -140,11 +149,16 @@ class BlockManager:
     def release(self, choice: Choice) -> None:
         """Take all blocks of a choice. Later blocks are freed first, so that they are evicted before their prefix."""
         for block in reversed(choice.block_table):
-            self.pool.release(block, is_worth_keeping=block in self.cache)
+            self.let_go(block)
         choice.block_table = []
         choice.num_computed_tokens = choice.num_committed_blocks = 0
         choice.cache_entry = ROOT
         choice.key_chain = None
+
+    def let_go(self, block: BlockId) -> None:
+        """One holder less for a block; it is kept for later as long as possible if others could find it."""
+        self.pool.release(block, is_worth_keeping=block in self.cache)
+        self._freed_at[block] = self.busy_s
 
     def spoil(self, choice: Choice) -> None:
         """Have nobody find the choice's blocks again: what is in them cannot be trusted."""
@@ -195,6 +209,9 @@ class BlockManager:
     def _take(self) -> BlockId:
         block = self.pool.take()
         assert block is not None, "taken more blocks than were counted as free"
-        self.num_evictions += block in self.cache
-        self.cache.forget(block)
+        if block in self.cache:
+            self.num_evictions += 1
+            age_s = self.busy_s - self._freed_at[block]
+            self.eviction_age_s += (age_s - self.eviction_age_s) / min(self.num_evictions, _NUM_AGES)
+            self.cache.forget(block)
         return block

@@ -12,6 +12,7 @@ from typing import Final
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.pins import Pin
+from services.scheduler.core.placement import Placement, SoonestPlacement
 from services.scheduler.core.request import ChoiceState, Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.waiting import Load, sum_loads
@@ -40,12 +41,21 @@ class NeverFits(Exception):
 class Fleet:
     """All executors that one scheduler holds, and all requests on them."""
 
-    def __init__(self, make_scheduler: SchedulerFactory, tenant_weights: Mapping[str, float] | None = None) -> None:
-        """`tenant_weights` are the shares of tenants that are not like all others."""
+    def __init__(
+        self,
+        make_scheduler: SchedulerFactory,
+        tenant_weights: Mapping[str, float] | None = None,
+        *,
+        placement: Placement | None = None,
+    ) -> None:
+        """`tenant_weights` are the shares of tenants that are not like all others; `placement` chooses executors,
+        unless told otherwise where a request is reached first."""
         self._make_scheduler = make_scheduler
+        self._placement = placement or SoonestPlacement()
         self._shares = FairShares(tenant_weights)
         self._schedulers: dict[InstanceId, Scheduler] = {}
-        self._draining: set[InstanceId] = set()
+        self._draining: dict[InstanceId, None] = {}
+        """In order, as a set that is the same in every process."""
         self._lobby = make_scheduler(_NOTHING, self._shares)
         """Where requests wait while no executor serves their model: a scheduler without slots."""
         self._requests: dict[RequestId, Request] = {}
@@ -70,7 +80,7 @@ class Fleet:
         """Give an executor nothing new: what runs there goes on, what waits finds another place."""
         if executor_id not in self._schedulers or executor_id in self._draining:
             return []
-        self._draining.add(executor_id)
+        self._draining[executor_id] = None
         scheduler = self._schedulers[executor_id]
         events: list[Event] = []
         for request in self._requests_of(scheduler):
@@ -88,7 +98,7 @@ class Fleet:
     def remove_executor(self, executor_id: InstanceId, *, has_died: bool = True) -> list[Event]:
         """An executor is gone: its requests go on elsewhere, but for those that have seen too many die."""
         scheduler = self._schedulers.pop(executor_id, None)
-        self._draining.discard(executor_id)
+        self._draining.pop(executor_id, None)
         if scheduler is None:
             return []
         if has_died:
@@ -161,26 +171,25 @@ class Fleet:
 
     def pin(self, pin: Pin) -> None:
         """Keep a prefix in the caches of all executors of its model, now and later; replaces a pin of the same name."""
-        self.unpin(pin.name)
+        self._unpin(pin.name)
         self._pins[pin.name] = pin
         for scheduler in self._serving(pin.model):
             self._start_pinning(pin, scheduler)
 
     def unpin(self, name: str) -> None:
         """Let a prefix go; nothing if there is no such pin."""
-        self._pins.pop(name, None)
-        for scheduler in self._schedulers.values():
-            scheduler.pins.release(name)
-        for request_id in [each for each, pinned in self._pinning.items() if pinned == name]:
-            self.cancel(request_id)
+        self._unpin(name)
 
     # Steps.
 
     def schedule(self, executor_id: InstanceId) -> StepPlan | None:
         """The next step of one executor, or None if it has nothing to compute."""
         scheduler = self._schedulers[executor_id]
-        if scheduler.has_room and not scheduler.waiting and executor_id not in self._draining:
-            self._take_over_for(scheduler)
+        if executor_id not in self._draining:
+            if scheduler.has_room and not scheduler.waiting:
+                self._take_over_for(scheduler)
+            if scheduler.is_empty:
+                self._pin_again(scheduler)
         return scheduler.schedule()
 
     def apply(self, executor_id: InstanceId, result: StepResult) -> list[Event]:
@@ -225,10 +234,16 @@ class Fleet:
         if len(able) == 1:
             home = able[0]
         elif able:
-            typical = self._typical_token_seconds(able)
-            home = min(able, key=lambda scheduler: scheduler.seconds_until(request, typical))
+            home = self._placement.choose(request, able)
         self._homes[request.request_id] = home
         home.add(request)
+
+    def _unpin(self, name: str) -> None:
+        self._pins.pop(name, None)
+        for scheduler in self._schedulers.values():
+            scheduler.pins.release(name)
+        for request_id in [each for each, pinned in self._pinning.items() if pinned == name]:
+            self._end(self._requests[request_id], Outcome.CANCELLED)
 
     def _start_pinning(self, pin: Pin, scheduler: Scheduler) -> None:
         """Compute a prefix where it shall stay, unless it would take more than half of the blocks there."""
@@ -253,28 +268,27 @@ class Fleet:
         self._shares.opened(pin.tenant)
         scheduler.add(request)
 
+    def _pin_again(self, scheduler: Scheduler) -> None:
+        """Compute the prefixes that had to give way, now that nobody needs their room."""
+        for name in scheduler.pins.take_given_way():
+            if name in self._pins and name not in scheduler.pins:
+                self._start_pinning(self._pins[name], scheduler)
+
     def _take_over_for(self, idle: Scheduler) -> None:
         """Give an executor with nothing left to start a request that waits elsewhere and would be reached sooner."""
         others = [s for s in self._serving(idle.capacity.model) if s is not idle and s.waiting]
         if not others:
             return
         busiest = max(others, key=lambda scheduler: scheduler.num_outstanding_tokens)
-        typical = self._typical_token_seconds([idle, busiest])
         for choice in busiest.waiting.first(_MAX_LOOKED_AT):
             request = choice.request
             if not _has_not_begun(request) or request.max_total_tokens > idle.max_total_tokens:
                 continue
-            waited_for = busiest.seconds_until(request, typical, is_there=True)
-            if idle.seconds_until(request, typical) < waited_for:
+            if self._placement.should_move(request, busiest, idle):
                 busiest.withdraw(request)
                 self._homes[request.request_id] = idle
                 idle.add(request)
                 return
-
-    def _typical_token_seconds(self, schedulers: list[Scheduler]) -> float:
-        """What a token takes on an executor that has not been measured yet: as on the others."""
-        measured = [s.token_seconds for s in schedulers if s.token_seconds is not None]
-        return sum(measured) / len(measured) if measured else 1.0
 
     def _move_from(self, old: Scheduler) -> list[Event]:
         """Find a new home for all requests of one that has no use for them."""

@@ -29,6 +29,7 @@ class PinnedBlocks:
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._held: dict[str, list[BlockId]] = {}
+        self._given_way: list[str] = []
 
     @property
     def num_blocks(self) -> int:
@@ -46,14 +47,21 @@ class PinnedBlocks:
     def release(self, name: str) -> None:
         """Hold the blocks of a pin no longer; nothing if it holds none."""
         for block in reversed(self._held.pop(name, [])):
-            self._blocks.pool.release(block, is_worth_keeping=block in self._blocks.cache)
+            self._blocks.let_go(block)
 
     def give_way(self) -> bool:
         """Release the pin that holds most. False if there is none."""
         if not self._held:
             return False
-        self.release(max(self._held, key=lambda name: len(self._held[name])))
+        largest = max(self._held, key=lambda name: len(self._held[name]))
+        self.release(largest)
+        self._given_way.append(largest)
         return True
+
+    def take_given_way(self) -> list[str]:
+        """The pins that gave way since this was asked last: they want to come back."""
+        names, self._given_way = self._given_way, []
+        return names
 
     def counted(self) -> list[BlockId]:
         """Each block as often as it is held."""

@@ -1,11 +1,15 @@
 """Who gives way to whom, and how a step's tokens are shared. Functions of what is there, without state."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from math import fsum
 from typing import Final
 
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.request import Choice
+
+PromptSharing = Callable[[Sequence[int], int, int], list[int]]
+"""From what each prompt needs, in order of place, a step's budget and the longest chunk: what each gets."""
 
 MAX_TIMES_GIVING_WAY: Final = 2
 """So often a choice may be preempted for the sake of another tenant; then it runs to its end."""
@@ -69,7 +73,7 @@ def who_gives_way(
     for choice in running:
         if choice.place[0] <= priority:
             holdings.setdefault(choice.request.tenant, _Holding(room)).add(choice)
-    total_weight = sum(shares.weight(tenant) for tenant in tenants)
+    total_weight = fsum(shares.weight(tenant) for tenant in tenants)  # exact, so a set's order does not matter
     mine = holdings.pop(newcomer.request.tenant, None)
     if mine is not None and mine.part >= shares.weight(newcomer.request.tenant) / total_weight:
         return

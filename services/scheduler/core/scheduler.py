@@ -71,9 +71,11 @@ class Scheduler:
         shares: FairShares,
         *,
         max_wait_tokens: int = 1 << 20,
+        share_prompts: policy.PromptSharing = policy.share_prompt_tokens,
     ) -> None:
         """`shares` counts what tenants were served, here and on other executors. Whoever has waited while
-        `max_wait_tokens` were computed here goes before everybody else."""
+        `max_wait_tokens` were computed here goes before everybody else. `share_prompts` divides a step's prompt tokens.
+        """
         self.capacity = capacity
         self.running: list[Choice] = []
         """In order of place."""
@@ -84,6 +86,7 @@ class Scheduler:
         self.blocks = BlockManager(BlockPool(capacity.num_blocks), cache, capacity.block_size)
         self.pins = PinnedBlocks(self.blocks)
         self._budget = PromptBudget(limits)
+        self._share_prompts = share_prompts
         self._shares = shares
         self._free_slots = [SlotId(slot) for slot in reversed(range(capacity.max_slots))]
         self._released_slots = array("i")
@@ -177,6 +180,7 @@ class Scheduler:
             )
         self._in_flight.popleft()
         self._budget.observe(step.shape, result.duration_s)
+        self.blocks.busy_s += result.duration_s
         failures = {failure.row: failure.reason for failure in result.failures}
         logprobs = result.logprobs or (None,) * len(step.sampled)
         events: list[Event] = []
@@ -334,7 +338,7 @@ class Scheduler:
         prompts.sort(key=_place)
         needs = [choice.num_tokens_to_compute for choice in prompts]
         budget = self._budget.num_prompt_tokens(step.num_output_rows)
-        shares = policy.share_prompt_tokens(needs, budget, self._budget.limits.max_chunk_tokens)
+        shares = self._share_prompts(needs, budget, self._budget.limits.max_chunk_tokens)
         for choice, need, share in zip(prompts, needs, shares, strict=True):
             if share:
                 step.compute(choice, share, [], samples=share == need)

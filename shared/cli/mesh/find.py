@@ -1,5 +1,6 @@
 """Which mesh a command means: the one named, else the one on SHOAL_NATS_URL, else the only one that runs here."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,3 +45,15 @@ def find_mesh(home: Path, port: int | None) -> MeshState | None:
         ports = ", ".join(str(mesh.port) for mesh in meshes)
         raise OperatorError(f"several meshes run here, on ports {ports}; name one with --port")
     return meshes[0] if meshes else None
+
+
+def find_nats(nats_url: str | None, home: Path | None, port: int | None) -> str:
+    """The NATS server of the mesh that is meant: what was said outweighs what is found."""
+    if nats_url is not None:
+        if port is not None:
+            raise OperatorError("--port and --nats-url exclude each other")
+        return nats_option(nats_url)
+    if home is None and port is None and (named := named_nats_url(os.environ)) is not None:
+        return named
+    state = find_mesh(home_folder(home, os.environ), port)
+    return state.nats_url if state else MeshConfig().nats_url

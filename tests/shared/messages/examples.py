@@ -31,6 +31,8 @@ from shared.messages import (
     GatewayStatus,
     Message,
     Outcome,
+    PinnedPrefix,
+    PinsChanged,
     Presence,
     PromptTokenized,
     RequestAccepted,
@@ -108,7 +110,7 @@ CHOICE_TEXT = ChoiceText(
 )
 CHOICE_TOKENS = ChoiceTokens(REQUEST, 1, 4, int32s([42, 43]), FinishReason.LENGTH, (LOGPROBS, None))
 OPENED = RequestOpened(REQUEST, SCHEDULER, GATEWAY, "tiny", TEXT, 2)
-VIEW = ExecutorView(EXECUTOR, "tiny", 3, 2, 4096, 4000, 100)
+VIEW = ExecutorView(EXECUTOR, "tiny", 3, 2, 4096, 4000, 100, 12, 34, 5.5)
 SCHEDULER_STATUS = SchedulerStatus((VIEW,), 2, 3, 1000, 800, 500, 1)
 
 EXAMPLES: tuple[msgspec.Struct, ...] = (
@@ -153,8 +155,10 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     StepsMissing(EXECUTOR, 3, 8),
     DecodeTokens(SCHEDULER, (OPENED,), (CHOICE_TOKENS,), (CLOSED,)),
     StopStringFound(REQUEST, 1, 6),
+    PinnedPrefix("tiny", "acme", int32s([1, 2, 3])),
+    PinsChanged("system"),
     TextProduced(DETOKENIZER, (CHOICE_TEXT,), (CLOSED,)),
-    GatewayStatus("http://127.0.0.1:8000", 1, 2, 3),
+    GatewayStatus("http://127.0.0.1:8000", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
     TokenizerStatus(8192, 3, 1000),
     SCHEDULER_STATUS,
     ExecutorStatus(SCHEDULER, 3, "cpu", 70, 900, 1.5),

@@ -1,0 +1,24 @@
+"""What one executor's scheduler is made with, as plain values: the same values always make the same scheduler."""
+
+from dataclasses import dataclass
+
+from services.scheduler.core.budget import StepLimits
+from services.scheduler.core.fairness import FairShares
+from services.scheduler.core.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from services.scheduler.core.scheduler import Scheduler
+from shared.messages import ExecutorCapacity
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """How to plan for one executor, beside its capacity."""
+
+    limits: StepLimits
+    max_wait_tokens: int
+    """Who has waited while so many tokens were computed goes before everybody."""
+    has_prefix_cache: bool = True
+
+    def make_scheduler(self, capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
+        """An empty scheduler for one executor."""
+        cache = ChainedPrefixCache() if self.has_prefix_cache else NoPrefixCache()
+        return Scheduler(capacity, self.limits, cache, shares, max_wait_tokens=self.max_wait_tokens)

@@ -1,0 +1,96 @@
+"""What every bucket promises: one suite for those in memory and those in JetStream of a real server."""
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.errors import BucketUnavailable
+from shared.transport import Bucket, Transport
+from shared.transport.memory import MemoryBroker, MemoryTransport
+from shared.transport.nats import NatsTransport
+from tests.conftest import NatsServer
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
+    if request.param == "memory":
+        transport: Transport = MemoryTransport(MemoryBroker())
+    else:
+        transport = NatsTransport(request.getfixturevalue("nats_url"), name="test")
+    await transport.connect()
+    yield transport
+    await transport.close()
+
+
+@pytest.fixture
+def name() -> str:
+    """A bucket that no other test uses."""
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def bucket(transport: Transport, name: str) -> Bucket:
+    return transport.bucket(name)
+
+
+async def test_a_new_bucket_is_empty(bucket: Bucket) -> None:
+    assert await bucket.entries() == {}
+
+
+async def test_what_is_put_is_there_for_everybody(transport: Transport, bucket: Bucket, name: str) -> None:
+    await bucket.put("a", b"1")
+    await bucket.put("b-2_C", b"")
+    assert await transport.bucket(name).entries() == {"a": b"1", "b-2_C": b""}
+
+
+async def test_the_last_value_counts(bucket: Bucket) -> None:
+    for value in (b"1", b"2", b"3"):
+        await bucket.put("a", value)
+    assert await bucket.entries() == {"a": b"3"}
+
+
+async def test_what_is_deleted_is_gone_and_may_come_back(bucket: Bucket) -> None:
+    await bucket.put("a", b"1")
+    await bucket.put("b", b"2")
+    await bucket.delete("a")
+    await bucket.delete("never-there")
+    assert await bucket.entries() == {"b": b"2"}
+    await bucket.put("a", b"3")
+    assert await bucket.entries() == {"a": b"3", "b": b"2"}
+
+
+async def test_buckets_share_nothing(transport: Transport, bucket: Bucket, name: str) -> None:
+    await bucket.put("a", b"1")
+    assert await transport.bucket(f"{name}-other").entries() == {}
+
+
+async def test_without_a_broker_every_call_says_so(bucket: Bucket, transport: Transport) -> None:
+    await transport.close()
+    for call in (bucket.entries(), bucket.put("a", b"1"), bucket.delete("a")):
+        with pytest.raises(BucketUnavailable):
+            await call
+
+
+async def test_values_outlive_the_server(private_nats_server: NatsServer, name: str) -> None:
+    private_nats_server.start()
+    transport = NatsTransport(private_nats_server.url, name="test")
+    await transport.connect()
+    await transport.bucket(name).put("a", b"1")
+    private_nats_server.stop()
+    private_nats_server.start()
+    other = NatsTransport(private_nats_server.url, name="other")
+    await other.connect()
+    assert await other.bucket(name).entries() == {"a": b"1"}
+    await transport.close()
+    await other.close()
+
+
+async def test_a_server_without_jetstream_is_named_as_the_reason(private_nats_server: NatsServer, name: str) -> None:
+    private_nats_server.has_jetstream = False
+    private_nats_server.start()
+    transport = NatsTransport(private_nats_server.url, name="test")
+    await transport.connect()
+    with pytest.raises(BucketUnavailable, match="JetStream"):
+        await transport.bucket(name).entries()
+    await transport.close()
