@@ -4,13 +4,15 @@ from typing import Any, Final
 
 import msgspec
 
-from services.gateway.drafts import Draft, Endpoint
+from services.gateway.drafts import AnswerOptions, Draft, Endpoint
+from services.gateway.priorities import BEST_PRIORITY, WORST_PRIORITY
 from services.gateway.validation import MAX_INT32, check_length, check_range
 from shared.errors import InvalidRequest, UnsupportedField
 from shared.messages import Prompt, TextOptions
 from shared.sampling import MAX_LOGPROBS, SamplingParams
 
 MAX_CHOICES: Final = 16
+_MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 _MAX_STOP_STRINGS: Final = 16
 _MAX_STOP_CHARS: Final = 1024
 """In all stop strings of a request: the detokenizer keeps a table with a row for each."""
@@ -57,7 +59,10 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    # Beyond OpenAI's.
+    # Beyond OpenAI's; `best_of` is its own for completions.
+    best_of: int | None = None
+    priority: int | None = None
+    timeout_ms: int | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -80,18 +85,25 @@ def to_draft(
     _check_ranges(body)
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise InvalidRequest(f"min_tokens must be at most max_tokens ({max_tokens}).", param="min_tokens")
+    num_choices, num_generated = _choices(body)
     return Draft(
-        endpoint=endpoint,
         model=body.model,
         prompts=prompts,
-        sampling=_sampling(body, num_logprobs),
+        sampling=_sampling(body, 0 if num_logprobs is None and num_generated > num_choices else num_logprobs),
         has_seed=body.seed is not None,
         text=TextOptions(stop=_stop(body.stop), skip_special_tokens=_or(body.skip_special_tokens, True)),
-        num_choices=_or(body.n, 1),
+        num_choices=num_generated,
         max_tokens=max_tokens,
         ignore_eos=_or(body.ignore_eos, False),
-        is_stream=_or(body.stream, False),
-        includes_usage=_includes_usage(body),
+        priority=body.priority,
+        timeout_ms=body.timeout_ms,
+        answer=AnswerOptions(
+            endpoint=endpoint,
+            num_choices=num_choices,
+            has_logprobs=num_logprobs is not None,
+            is_stream=_or(body.stream, False),
+            includes_usage=_includes_usage(body),
+        ),
     )
 
 
@@ -104,6 +116,9 @@ def _check_ranges(body: GenerationBody) -> None:
     check_range(body.max_tokens, "max_tokens", 1, MAX_INT32)
     check_range(body.min_tokens, "min_tokens", 0, MAX_INT32)
     check_range(body.n, "n", 1, MAX_CHOICES)
+    check_range(body.best_of, "best_of", 1, MAX_CHOICES)
+    check_range(body.priority, "priority", BEST_PRIORITY, WORST_PRIORITY)
+    check_range(body.timeout_ms, "timeout_ms", 1, _MAX_TIMEOUT_MS)
     check_range(body.temperature, "temperature", 0, 2)
     check_range(body.top_p, "top_p", 0, 1, excludes_low=True)
     check_range(body.min_p, "min_p", 0, 1)
@@ -112,6 +127,17 @@ def _check_ranges(body: GenerationBody) -> None:
     check_range(body.frequency_penalty, "frequency_penalty", -2, 2)
     check_range(body.repetition_penalty, "repetition_penalty", 0, 100, excludes_low=True)
     check_range(body.seed, "seed", -_INT64, _INT64 - 1)
+
+
+def _choices(body: GenerationBody) -> tuple[int, int]:
+    """How many choices a prompt gets, and how many are generated for these to be the best of."""
+    num_choices = _or(body.n, 1)
+    num_generated = _or(body.best_of, num_choices)
+    if num_generated < num_choices:
+        raise InvalidRequest(f"best_of must be at least n ({num_choices}), not {num_generated}.", param="best_of")
+    if num_generated > num_choices and body.stream:
+        raise InvalidRequest(f"best_of must not be greater than n ({num_choices}) in a stream.", param="best_of")
+    return num_choices, num_generated
 
 
 def _sampling(body: GenerationBody, num_logprobs: int | None) -> SamplingParams:

@@ -6,7 +6,7 @@ from services.gateway.answers import UsageBody, content_logprobs, usage_of
 from services.gateway.chat import chat_draft
 from services.gateway.completions import completion_draft
 from services.gateway.drafts import Draft
-from services.gateway.failures import ErrorBody
+from services.gateway.failures import ErrorBody, retry_after_s
 from services.gateway.frames import (
     Accepted,
     Cancelled,
@@ -59,7 +59,7 @@ class Channel:
         self.is_over = False
         """Whether `take` has given the terminal message."""
         self._wants_token_ids = message.token_ids
-        self._wants_logprobs = draft.sampling.num_logprobs is not None
+        self._wants_logprobs = draft.answer.has_logprobs
         self._was_accepted = False
         self._reader = Reader(streams, lambda: on_news(self))
 
@@ -115,6 +115,6 @@ def _failed(error: ErrorInfo, name: str | None, request_id: str | None) -> Faile
         message.id = name
     if request_id is not None:
         message.request_id = request_id
-    if error.retry_after_s is not None:
-        message.retry_after_s = error.retry_after_s
+    if (seconds := retry_after_s(error)) is not None:
+        message.retry_after_s = seconds
     return message

@@ -8,6 +8,7 @@ import msgspec
 from services.gateway.answers import ContentLogprobs, UsageBody, content_logprobs, usage_of
 from services.gateway.bodies import UNSUPPORTED, GenerationBody, Unsupported, check_logprobs, to_draft
 from services.gateway.drafts import Draft, Endpoint
+from services.gateway.ranking import returned_choices
 from services.gateway.streams import ChoiceLog, Delta, Stream
 from services.gateway.templates import ChatTurn, chat_prompt
 from services.gateway.validation import MAX_INT32, check_range, convert
@@ -132,9 +133,9 @@ class ChatShape:
         self._id = answer_id
         self._created = created
         self._model = draft.model
-        self._num_choices = draft.num_choices
-        self._has_logprobs = draft.sampling.num_logprobs is not None
-        self._no_usage = None if draft.includes_usage else msgspec.UNSET
+        self._num_choices = draft.answer.num_choices
+        self._has_logprobs = draft.answer.has_logprobs
+        self._no_usage = None if draft.answer.includes_usage else msgspec.UNSET
 
     def opening(self) -> list[ChatChunk]:
         """The chunks that begin a stream: who speaks."""
@@ -158,7 +159,7 @@ class ChatShape:
 
     def whole(self, streams: Sequence[Stream]) -> ChatCompletion:
         """The answer in one piece."""
-        logs = [log for stream in streams for log in stream.choices]
+        logs = returned_choices(streams, self._num_choices)
         choices = [self._choice(index, log) for index, log in enumerate(logs)]
         return ChatCompletion(self._id, self._created, self._model, choices, usage_of(streams))
 

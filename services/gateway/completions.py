@@ -10,9 +10,9 @@ from services.gateway.answers import UsageBody, finite, usage_of
 from services.gateway.bodies import UNSUPPORTED, GenerationBody, Unsupported, check_logprobs, to_draft
 from services.gateway.drafts import Draft, Endpoint
 from services.gateway.prompts import raw_prompts
+from services.gateway.ranking import returned_choices
 from services.gateway.streams import ChoiceLog, Delta, Stream
-from services.gateway.validation import convert, is_neutral
-from shared.errors import UnsupportedField
+from services.gateway.validation import convert
 from shared.messages import FinishReason, TextAlternative, TextLogprobs
 
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -25,14 +25,11 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
     prompt: str | list[Any]
     logprobs: int | None = None
-    best_of: int | None = None
 
 
 def completion_draft(raw: dict[str, Any]) -> Draft:
     """What a completions body asks for. Raises InvalidRequest that names what is wrong with it."""
     body = convert(raw, CompletionBody, unsupported=_UNSUPPORTED)
-    if not is_neutral(body.best_of, (1, body.n)):
-        raise UnsupportedField("best_of is not supported, unless it equals n.", param="best_of")
     check_logprobs(body.logprobs, "logprobs")
     return to_draft(
         body,
@@ -79,9 +76,10 @@ class CompletionShape:
         self._id = answer_id
         self._created = created
         self._model = draft.model
-        self._no_usage = None if draft.includes_usage else msgspec.UNSET
-        num_logs = len(draft.prompts) * draft.num_choices
-        self._columns = [_Columns() for _ in range(num_logs)] if draft.sampling.num_logprobs is not None else None
+        self._num_choices = draft.answer.num_choices
+        self._no_usage = None if draft.answer.includes_usage else msgspec.UNSET
+        num_columns = len(draft.prompts) * self._num_choices if draft.answer.has_logprobs else 0
+        self._columns = [_Columns() for _ in range(num_columns)]
 
     def opening(self) -> list[Completion]:
         """A stream of completions has no beginning of its own."""
@@ -99,7 +97,7 @@ class CompletionShape:
 
     def whole(self, streams: Sequence[Stream]) -> Completion:
         """The answer in one piece."""
-        logs = [log for stream in streams for log in stream.choices]
+        logs = returned_choices(streams, self._num_choices)
         choices = [self._choice(index, log) for index, log in enumerate(logs)]
         return Completion(self._id, self._created, self._model, choices, usage_of(streams))
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from services.gateway.keys import parse_keys
+from services.gateway.priorities import parse_priorities
 from shared.config import Config, setting
 
 
@@ -17,6 +18,11 @@ class GatewayConfig(Config):
     port: int = setting(8000, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
     api_keys: tuple[str, ...] = setting(
         (), "keys of clients, each as tenant:key, separated by commas; none: everybody may come in", is_secret=True
+    )
+    best_priorities: tuple[str, ...] = setting(
+        (),
+        "the best (smallest) priority that tenants may ask for where it is not 0, each as tenant=priority, "
+        "separated by commas; * stands for all others",
     )
     max_open_requests: int = setting(1024, "requests open at once; the next is answered 429", minimum=1)
     max_body_bytes: int = setting(4 << 20, "largest HTTP body or WebSocket message", minimum=1024)
@@ -38,5 +44,6 @@ class GatewayConfig(Config):
     )
 
     def __post_init__(self) -> None:
-        """Raises ValueError if `api_keys` are not what they should be."""
+        """Raises ValueError if `api_keys` or `best_priorities` are not what they should be."""
         parse_keys(self.api_keys)
+        parse_priorities(self.best_priorities)

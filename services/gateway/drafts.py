@@ -18,10 +18,23 @@ class Endpoint(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How the answer to one client request looks."""
+
+    endpoint: Endpoint
+    num_choices: int
+    """For each prompt; more may be generated, of which these are the best."""
+    has_logprobs: bool
+    """Whether the client sees them."""
+    is_stream: bool
+    includes_usage: bool
+    """Whether a stream ends with what the request consumed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """What one client request asks for. Each prompt becomes one request to the mesh."""
 
-    endpoint: Endpoint
     model: str
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
@@ -29,14 +42,23 @@ class Draft:
     has_seed: bool
     text: TextOptions
     num_choices: int
+    """To generate for each prompt."""
     max_tokens: int | None
     ignore_eos: bool
-    is_stream: bool
-    includes_usage: bool
-    """Whether a stream ends with what the request consumed."""
+    priority: int | None
+    """None: whatever is usual for who asks."""
+    timeout_ms: int | None
+    answer: AnswerOptions
 
     def submission(
-        self, prompt: Prompt, request_id: RequestId, *, gateway_id: InstanceId, scheduler_id: InstanceId, tenant: str
+        self,
+        prompt: Prompt,
+        request_id: RequestId,
+        *,
+        gateway_id: InstanceId,
+        scheduler_id: InstanceId,
+        tenant: str,
+        priority: int,
     ) -> SubmitRequest:
         """The message that asks for `prompt`; without a seed from the client, every submission has its own."""
         sampling = self.sampling if self.has_seed else msgspec.structs.replace(self.sampling, seed=new_seed())
@@ -52,4 +74,6 @@ class Draft:
             num_choices=self.num_choices,
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
+            priority=priority,
+            timeout_ms=self.timeout_ms,
         )

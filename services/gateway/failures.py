@@ -4,7 +4,10 @@ import math
 
 import msgspec
 
+from shared.errors import DeadlineExceeded
 from shared.messages import ErrorInfo
+
+_RETRY_AFTER_S = 1.0
 
 
 class RequestFailed(Exception):
@@ -41,11 +44,20 @@ def encode_error(error: ErrorInfo) -> bytes:
     return msgspec.json.encode(ErrorDocument(ErrorBody.of(error)))
 
 
+def retry_after_s(error: ErrorInfo) -> float | None:
+    """How long to wait before another try. Every 429 and 503 has an answer, whoever it comes from."""
+    if error.retry_after_s is None and error.status in (429, 503):
+        return _RETRY_AFTER_S
+    return error.retry_after_s
+
+
 def error_headers(error: ErrorInfo) -> dict[str, str]:
-    """The headers that go with an error: when to try again, how to authenticate."""
+    """The headers that go with an error: when to try again, or not to, and how to authenticate."""
     headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if (seconds := retry_after_s(error)) is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+    if error.code == DeadlineExceeded.code:
+        headers["X-Should-Retry"] = "false"  # OpenAI's clients repeat a 504 by themselves, beyond the time they gave
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

@@ -19,7 +19,7 @@ from services.gateway.streams import Reader, Stream
 def shape_of(draft: Draft, request_id: str) -> Shape:
     """How the answer to `draft` looks; it is named after the request."""
     unique, created = request_id.removeprefix("req-"), int(time.time())
-    if draft.endpoint is Endpoint.CHAT:
+    if draft.answer.endpoint is Endpoint.CHAT:
         return ChatShape(draft, f"chatcmpl-{unique}", created)
     return CompletionShape(draft, f"cmpl-{unique}", created)
 
@@ -35,12 +35,12 @@ async def generate(
     shape = shape_of(draft, streams[0].request_id)
     try:
         await mesh.submit(streams)
-        if draft.is_stream:
+        if draft.answer.is_stream:
             events = EventStream(
                 request,
                 streams,
                 shape=shape,
-                includes_usage=draft.includes_usage,
+                includes_usage=draft.answer.includes_usage,
                 mesh=mesh,
                 keep_alive_s=config.keep_alive_s,
             )

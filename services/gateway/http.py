@@ -58,6 +58,11 @@ class HttpServer:
         """Open connections of clients."""
         return len(self._runner.server.connections) if self._runner is not None and self._runner.server else 0
 
+    @property
+    def num_cut_off(self) -> int:
+        """Connections closed because the client did not read."""
+        return self._watch.num_cut_off
+
     async def start(self) -> None:
         """Listen. Raises OSError if the address is taken."""
         self._runner = web.AppRunner(

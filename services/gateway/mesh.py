@@ -14,6 +14,7 @@ from services.gateway.admission import Admission
 from services.gateway.calls import Calls, new_call_id
 from services.gateway.config import GatewayConfig
 from services.gateway.drafts import Draft
+from services.gateway.priorities import Priorities
 from services.gateway.requests import OpenRequests, Outgoing
 from services.gateway.streams import Stream
 from shared import subjects
@@ -52,6 +53,7 @@ class Mesh:
         """Called whenever time has passed."""
         self._gateway_id = gateway_id
         self._config = config
+        self._priorities = Priorities(config.best_priorities)
 
     # For the front doors.
 
@@ -66,33 +68,31 @@ class Mesh:
         """Open one request for each prompt of `draft`, all or none; `submit` sends them.
 
         Whoever calls this calls `cancel` with the result when it loses interest, whatever happened until then.
-        Raises Unavailable, ModelNotFound, Overloaded or TooLarge.
+        Raises Unavailable, ModelNotFound, NotAllowed, Overloaded or TooLarge.
         """
         self.check_open()
         self.admission.check_model(draft.model)
+        priority = self._priorities.of(tenant, draft.priority)
         num_free = self._config.max_open_requests - len(self.requests)
         if len(draft.prompts) > num_free:
             raise Overloaded("Too many requests are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
         scheduler_id = self.admission.choose_scheduler(draft.model, len(draft.prompts))
         subject = subjects.tokenize(draft.model)
-        admitted: list[tuple[Stream, Outgoing]] = []
-        for prompt in draft.prompts:
-            stream = Stream(new_request_id(), draft.num_choices)
-            message = draft.submission(
-                prompt, stream.request_id, gateway_id=self._gateway_id, scheduler_id=scheduler_id, tenant=tenant
-            )
-            admitted.append((stream, (subject, self._fitting(message))))
-        for stream, submission in admitted:
-            self.requests.add(
-                stream,
-                model=draft.model,
+        messages = [
+            draft.submission(
+                prompt,
+                new_request_id(),
+                gateway_id=self._gateway_id,
+                scheduler_id=scheduler_id,
                 tenant=tenant,
-                to=scheduler_id,
-                submission=submission,
-                now=self.clock.now(),
+                priority=priority,
             )
-        self.num_requests += len(admitted)
-        return [stream for stream, _ in admitted]
+            for prompt in draft.prompts
+        ]
+        submissions = [(subject, self._fitting(message)) for message in messages]
+        now = self.clock.now()
+        self.num_requests += len(messages)
+        return [self.requests.open(*one, now) for one in zip(messages, submissions, strict=True)]
 
     async def submit(self, streams: Sequence[Stream]) -> None:
         """Send what was admitted. What gets lost is sent again later."""

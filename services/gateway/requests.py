@@ -9,6 +9,7 @@ this one fails it (`scheduler_lost`).
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.streams import End, OutputGap, Stream
 from shared import subjects
 from shared.codec import encode
-from shared.errors import RequestError, Stalled, Unavailable
+from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
 from shared.ids import InstanceId, RequestId
 from shared.messages import (
     CancelRequest,
@@ -27,6 +28,7 @@ from shared.messages import (
     RequestAccepted,
     RequestClosed,
     RequestRefused,
+    SubmitRequest,
     TextProduced,
 )
 
@@ -36,6 +38,8 @@ Outgoing = tuple[str, bytes]
 """A subject and what to publish on it."""
 
 _REPEAT_CANCEL_AFTER_S = 1.0
+_DEADLINE_GRACE_S = 1.0
+"""A request's time runs at its scheduler, which says what it consumed. So much later it ends here in any case."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -52,6 +56,7 @@ class OpenRequest:
     opened_at: float
     sent_at: float
     heard_at: float
+    deadline: float = math.inf
     num_submissions: int = 1
     detokenizer_id: InstanceId | None = None
     """Known from its first text on."""
@@ -75,12 +80,17 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, stream: Stream, *, model: str, tenant: str, to: InstanceId, submission: Outgoing, now: float) -> None:
-        """Follow a request that is being sent to the scheduler `to`."""
-        self._requests[stream.request_id] = OpenRequest(stream, model, tenant, to, submission, now, now, now)
+    def open(self, message: SubmitRequest, submission: Outgoing, now: float) -> Stream:
+        """Follow a request that is being sent: the log that it will have. `submission` is what sends it."""
+        stream = Stream(message.request_id, message.num_choices)
+        request = OpenRequest(stream, message.model, message.tenant, message.scheduler_id, submission, now, now, now)
+        if message.timeout_ms is not None:
+            request.deadline = now + message.timeout_ms / 1000 + _DEADLINE_GRACE_S
+        self._requests[stream.request_id] = request
+        return stream
 
     def submission(self, request_id: RequestId) -> list[Outgoing]:
-        """What sends a request that was added, if it is still wanted."""
+        """What sends a request that was opened, if it is still wanted."""
         request = self._requests.get(request_id)
         return [request.submission] if request is not None and request.submission is not None else []
 
@@ -174,6 +184,8 @@ class OpenRequests:
     def _check(self, request: OpenRequest, now: float) -> list[Outgoing]:
         if request.cancelled_at is not None:
             return self._press(request, now)
+        if now >= request.deadline:
+            return self._abandon(request, DeadlineExceeded("The request's timeout_ms is over."), now)
         if request.submission is not None:
             return self._submit_again(request, request.submission, now)
         if request.bereft_at is not None and now - request.bereft_at >= self._config.failover_timeout_s:

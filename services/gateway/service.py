@@ -13,6 +13,7 @@ from shared.messages import (
     CallFailed,
     GatewayInbound,
     GatewayStatus,
+    Outcome,
     Presence,
     PromptTokenized,
     RequestAccepted,
@@ -52,12 +53,20 @@ class Gateway(Actor[GatewayInbound]):
                 assert_never(message)
 
     def status(self) -> GatewayStatus:
-        """Where it listens and how much it has to do."""
+        """Where it listens, how much it has to do, and how what it had to do ended."""
+        requests = self.mesh.requests
         return GatewayStatus(
             address=self.server.address,
-            num_open_requests=len(self.mesh.requests),
+            num_open_requests=len(requests),
             num_connections=self.server.num_connections,
             num_requests=self.mesh.num_requests,
+            num_refused=self.mesh.num_refused.total(),
+            num_completed=requests.num_ended[Outcome.COMPLETED],
+            num_failed=requests.num_ended[Outcome.FAILED],
+            num_cancelled=requests.num_ended[Outcome.CANCELLED],
+            num_disconnects=self.mesh.num_disconnects,
+            num_cut_off=self.server.num_cut_off,
+            num_orphans=requests.num_orphans,
         )
 
     def models(self) -> tuple[str, ...]:

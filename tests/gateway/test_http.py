@@ -10,6 +10,7 @@ import pytest
 
 from services.gateway.http import HttpServer
 from shared.ids import InstanceId, Service
+from shared.messages import Outcome
 from tests.gateway.fake_mesh import MODEL, FakeMesh
 from tests.gateway.harness import CHAT, Harness, running_gateway
 
@@ -336,6 +337,24 @@ async def test_refusals_are_counted_by_code(harness: Harness) -> None:
     await harness.chat(temperature=9)
     await harness.chat(temperature=9)
     assert harness.mesh.num_refused == {"model_not_found": 1, "invalid_value": 2}
+    assert harness.gateway.status().num_refused == 3
+
+
+async def test_every_end_is_counted_and_announced(harness: Harness) -> None:
+    for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.COMPLETED):
+        asking, request = await harness.start_chat()
+        await (request.finish() if outcome is Outcome.COMPLETED else request.close(outcome))
+        await asking
+        await request.accept()
+    asking, request = await harness.start_chat()
+    asking.cancel()
+    await harness.fake.next_cancellation()
+    await request.close(Outcome.CANCELLED)
+    await harness.nothing_is_left()
+    status = harness.gateway.status()
+    assert (status.num_requests, status.num_open_requests, status.num_refused) == (4, 0, 0)
+    assert (status.num_completed, status.num_failed, status.num_cancelled) == (1, 2, 1)
+    assert (status.num_disconnects, status.num_cut_off, status.num_orphans) == (1, 0, 3)
 
 
 def test_server_without_connections_counts_none(harness: Harness) -> None:

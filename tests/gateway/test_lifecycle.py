@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared import subjects
-from shared.errors import Disconnected, InvalidRequest
+from shared.errors import Disconnected, InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.ids import RequestId
 from shared.messages import ErrorInfo, FinishReason, Outcome, RequestAccepted
 from tests.gateway.fake_mesh import FakeRequest
@@ -58,6 +58,29 @@ async def test_failure_of_a_whole_answer_has_its_own_status(harness: Harness) ->
     await request.close(Outcome.FAILED, ErrorInfo(503, "service_unavailable_error", "unavailable", "Gone.", None, 1.0))
     status, answer = await asking
     assert (status, answer["error"]["message"]) == (503, "Gone.")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "seconds", "header"),
+    [
+        (Overloaded, 0.2, "1"),
+        (Overloaded, 7.0, "7"),
+        (Overloaded, None, "1"),
+        (Unavailable, 2.01, "3"),
+        (Unavailable, None, "1"),
+        (InvalidRequest, None, None),
+    ],
+)
+async def test_refusal_says_in_whole_seconds_when_to_try_again(
+    harness: Harness, kind: type[RequestError], seconds: float | None, header: str | None, is_stream: bool
+) -> None:
+    asking = asyncio.create_task(harness.http.post(harness.url + PATH, json=CHAT | {"stream": is_stream}))
+    request = await harness.fake.next_request()
+    await request.refuse(ErrorInfo.of(kind("Later.", retry_after_s=seconds)))
+    async with await asking as response:
+        assert response.status == kind.status
+        assert response.headers.get("Retry-After") == header
 
 
 async def test_failure_without_a_reason_is_still_an_error(harness: Harness) -> None:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.gateway.config import GatewayConfig
 from services.gateway.requests import OpenRequests, Outgoing
-from services.gateway.streams import Reader, Stream
+from services.gateway.streams import End, Reader, Stream
 from shared import subjects
 from shared.codec import Decoder
 from shared.errors import InvalidRequest, Unavailable
@@ -22,16 +22,39 @@ from shared.messages import (
     RequestAccepted,
     RequestClosed,
     RequestRefused,
+    SubmitRequest,
     TextProduced,
+    TextPrompt,
     Usage,
     int32s,
 )
+from shared.sampling import SamplingParams
 
 GATEWAY, SCHEDULER = InstanceId("gateway-1"), InstanceId("scheduler-1")
 DETOKENIZERS = (InstanceId("detokenizer-1"), InstanceId("detokenizer-2"))
 CONFIG = GatewayConfig()
 SUBMISSION: Outgoing = ("tokenize", b"the request")
 IDS = [RequestId(f"req-{number}") for number in range(4)]
+TIMEOUTS_MS = {IDS[0]: 500, IDS[1]: 4000}
+"""The others take as long as they take."""
+
+
+def submit(request_id: RequestId, timeout_ms: int | None = None) -> SubmitRequest:
+    return SubmitRequest(
+        request_id=request_id,
+        gateway_id=GATEWAY,
+        scheduler_id=SCHEDULER,
+        model="m",
+        tenant="t",
+        prompt=TextPrompt("a"),
+        sampling=SamplingParams(seed=0),
+        timeout_ms=timeout_ms,
+    )
+
+
+def failure_of(stream: Stream) -> tuple[int, str] | None:
+    end: End | None = stream.end
+    return (end.error.status, end.error.code) if end is not None and end.error is not None else None
 
 
 class Life(RuleBasedStateMachine):
@@ -49,11 +72,10 @@ class Life(RuleBasedStateMachine):
     @initialize()
     def open_all(self) -> None:
         for request_id in IDS:
-            stream = Stream(request_id, 1)
+            stream = self.table.open(submit(request_id, TIMEOUTS_MS.get(request_id)), SUBMISSION, self.now)
             self.streams[request_id] = stream
             self.ends[request_id] = self.cancellations[request_id] = self.num_tokens[request_id] = 0
             Reader([stream], self._counter(request_id), wants_text=False)
-            self.table.add(stream, model="m", tenant="t", to=SCHEDULER, submission=SUBMISSION, now=self.now)
 
     def _counter(self, request_id: RequestId) -> Any:
         def count() -> None:
@@ -99,6 +121,10 @@ class Life(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self._sent(self.table.tick(self.now))
+        for request_id, timeout_ms in TIMEOUTS_MS.items():
+            is_over = self.now >= timeout_ms / 1000 + 1.0
+            wants_more = request_id in self.table._requests and self.table._requests[request_id].cancelled_at is None
+            assert not (is_over and wants_more), "nobody waits longer than a request's own time and a second"
 
     @rule()
     def lose_scheduler(self) -> None:
@@ -151,8 +177,7 @@ TestLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 @given(st.integers(1, 6))
 def test_request_is_sent_so_often_and_then_failed(max_submissions: int) -> None:
     table = OpenRequests(GATEWAY, GatewayConfig(max_submissions=max_submissions))
-    stream = Stream(IDS[0], 1)
-    table.add(stream, model="m", tenant="t", to=SCHEDULER, submission=SUBMISSION, now=0.0)
+    stream = table.open(submit(IDS[0]), SUBMISSION, 0.0)
     sent = table.submission(IDS[0])
     now = 0.0
     while stream.end is None:
@@ -160,13 +185,30 @@ def test_request_is_sent_so_often_and_then_failed(max_submissions: int) -> None:
         sent += table.tick(now)
     assert sent.count(SUBMISSION) == max_submissions
     assert now == 2.0 * max_submissions
-    assert stream.end.error is not None
-    assert stream.end.error.status == 503
+    assert failure_of(stream) == (503, "unavailable")
+
+
+@given(st.integers(1, 6000), st.booleans())
+def test_time_that_is_over_ends_a_request_that_the_mesh_does_not_end(timeout_ms: int, is_accepted: bool) -> None:
+    table = OpenRequests(GATEWAY, CONFIG)
+    stream = table.open(submit(IDS[0], timeout_ms), SUBMISSION, 10.0)
+    if is_accepted:
+        table.accepted(RequestAccepted(IDS[0], SCHEDULER, 3), 10.0)
+    over = 10.0 + timeout_ms / 1000 + 1.0
+    table.tick(over - 0.001)
+    assert stream.end is None, "its scheduler is given a second to say so itself"
+    (cancellation,) = table.tick(over)
+    assert failure_of(stream) == (504, "deadline_exceeded")
+    assert cancellation[0] == subjects.inbox(SCHEDULER)
+    late = RequestClosed(IDS[0], Outcome.FAILED, Usage(3, 0, (0,)), error=ErrorInfo.of(Unavailable("late")))
+    table.text_produced(TextProduced(DETOKENIZERS[0], closed=(late,)), over)
+    assert failure_of(stream) == (504, "deadline_exceeded")
+    assert len(table) == 0
 
 
 def test_cancelled_request_is_not_sent_again() -> None:
     table = OpenRequests(GATEWAY, CONFIG)
-    table.add(Stream(IDS[0], 1), model="m", tenant="t", to=SCHEDULER, submission=SUBMISSION, now=0.0)
+    table.open(submit(IDS[0]), SUBMISSION, 0.0)
     assert len(table.cancel(IDS[0], 0.0)) == 1
     assert table.cancel(IDS[0], 0.0) == []
     assert table.submission(IDS[0]) == []

@@ -40,6 +40,21 @@ COMMON: list[tuple[dict[str, Any], str, str, str]] = [
     ({"n": 0}, "n", INVALID, "n must be at least 1 and at most 16, not 0."),
     ({"n": 17}, "n", INVALID, "at most 16"),
     ({"n": True}, "n", INVALID, "n must be a whole number"),
+    ({"best_of": 0}, "best_of", INVALID, "best_of must be at least 1 and at most 16, not 0."),
+    ({"best_of": 17}, "best_of", INVALID, "at most 16"),
+    ({"best_of": True}, "best_of", INVALID, "best_of must be a whole number"),
+    ({"best_of": 2, "n": 3}, "best_of", INVALID, "best_of must be at least n (3), not 2."),
+    ({"best_of": 2, "stream": True}, "best_of", INVALID, "best_of must not be greater than n (1) in a stream."),
+    ({"priority": -101}, "priority", INVALID, "priority must be at least -100 and at most 100, not -101."),
+    ({"priority": 101}, "priority", INVALID, "at most 100"),
+    ({"priority": 1.0}, "priority", INVALID, "priority must be a whole number"),
+    ({"priority": "high"}, "priority", INVALID, "priority must be a whole number, not a string."),
+    ({"priority": True}, "priority", INVALID, "priority must be a whole number, not true or false."),
+    ({"timeout_ms": 0}, "timeout_ms", INVALID, "timeout_ms must be at least 1 and at most 86400000, not 0."),
+    ({"timeout_ms": -1}, "timeout_ms", INVALID, "at least 1"),
+    ({"timeout_ms": 86_400_001}, "timeout_ms", INVALID, "at most 86400000"),
+    ({"timeout_ms": 0.5}, "timeout_ms", INVALID, "timeout_ms must be a whole number"),
+    ({"timeout_ms": "1s"}, "timeout_ms", INVALID, "timeout_ms must be a whole number, not a string."),
     ({"stream": 1}, "stream", INVALID, "stream must be true or false, not a whole number."),
     ({"stream_options": {"include_usage": True}}, "stream_options", INVALID, "only allowed with stream: true"),
     (
@@ -175,7 +190,6 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str, str]] = [
     ({"web_search_options": {}}, "web_search_options", UNSUPPORTED, "not supported"),
     ({"verbosity": "low"}, "verbosity", UNSUPPORTED, "not supported"),
     ({"prompt": "x"}, "prompt", UNSUPPORTED, "unknown field"),
-    ({"best_of": 1}, "best_of", UNSUPPORTED, "unknown field"),
 ]
 
 COMPLETION_ONLY: list[tuple[dict[str, Any], str, str, str]] = [
@@ -197,9 +211,6 @@ COMPLETION_ONLY: list[tuple[dict[str, Any], str, str, str]] = [
     ({"logprobs": True}, "logprobs", INVALID, "must be a whole number, not true or false"),
     ({"echo": True}, "echo", UNSUPPORTED, "echo is not supported."),
     ({"suffix": "x"}, "suffix", UNSUPPORTED, "not supported"),
-    ({"best_of": 3}, "best_of", UNSUPPORTED, "not supported, unless it equals n"),
-    ({"best_of": 3, "n": 2}, "best_of", UNSUPPORTED, "not supported"),
-    ({"best_of": True}, "best_of", INVALID, "whole number"),
     ({"messages": []}, "messages", UNSUPPORTED, "unknown field"),
     ({"max_completion_tokens": 1}, "max_completion_tokens", UNSUPPORTED, "unknown field"),
     ({"chat_template_kwargs": {}}, "chat_template_kwargs", UNSUPPORTED, "unknown field"),
@@ -250,8 +261,16 @@ def test_neutral_values_are_taken(field: str, value: Any) -> None:
     assert completion_draft(COMPLETION | {field: value}).num_choices == 1
 
 
-def test_best_of_may_equal_n() -> None:
-    assert completion_draft(COMPLETION | {"best_of": 3, "n": 3}).num_choices == 3
+def test_best_of_that_equals_n_asks_for_nothing() -> None:
+    for stream in (False, True):
+        body = {"n": 3, "stream": stream}
+        assert completion_draft(COMPLETION | body | {"best_of": 3}) == completion_draft(COMPLETION | body)
+
+
+def test_priority_and_timeout_may_be_null() -> None:
+    for given in ({}, {"priority": None, "timeout_ms": None}):
+        draft = chat_draft(CHAT | given)
+        assert (draft.priority, draft.timeout_ms) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import aiohttp
 import msgpack
 import pytest
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.messages import ErrorInfo, FinishReason, Outcome
 from tests.gateway.fake_mesh import MODEL, logprobs_of
 from tests.gateway.harness import CHAT, COMPLETION, Harness, running_gateway
@@ -119,6 +119,21 @@ async def test_failure_is_terminal(harness: Harness, peer: Peer) -> None:
     await request.finish()
     await peer.send({"type": "ping"})
     assert await peer.receive() == {"type": "pong"}, "nothing follows the terminal message"
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "expected"),
+    [(Overloaded, 2.5, 2.5), (Unavailable, None, 1.0), (Overloaded, None, 1.0), (InvalidRequest, None, None)],
+)
+async def test_refusal_says_when_to_try_again(
+    harness: Harness, peer: Peer, kind: type[RequestError], seconds: float | None, expected: float | None
+) -> None:
+    await peer.send({"type": "request.create", "id": "a", "body": CHAT})
+    request = await harness.fake.next_request()
+    await request.refuse(ErrorInfo.of(kind("Later.", retry_after_s=seconds)))
+    failed = await peer.receive()
+    assert (failed["type"], failed["error"]["message"]) == ("request.failed", "Later.")
+    assert failed.get("retry_after_s") == expected
 
 
 async def test_refusal_by_the_mesh_fails_without_an_acceptance(harness: Harness, peer: Peer) -> None:

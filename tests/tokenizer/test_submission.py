@@ -36,6 +36,8 @@ def request(**changes: Any) -> SubmitRequest:
         text=TextOptions(stop=("x",), skip_special_tokens=False),
         num_choices=3,
         max_tokens=20,
+        priority=-7,
+        timeout_ms=1500,
     )
     return msgspec.structs.replace(plain, **changes)
 
@@ -51,6 +53,8 @@ def test_everything_else_is_passed_on(encoder: PromptEncoder) -> None:
         text=TextOptions(stop=("x",), skip_special_tokens=False),
         num_choices=3,
         max_tokens=20,
+        priority=-7,
+        timeout_ms=1500,
     )
 
 

@@ -85,6 +85,8 @@ def doing(row: InstanceRow, snapshot: Snapshot) -> str:
                     (
                         f"{status.num_open_requests} open",
                         f"{status.num_requests} so far",
+                        *([f"{status.num_refused} refused"] if status.num_refused else []),
+                        *([f"{status.num_failed} failed"] if status.num_failed else []),
                         counted(status.num_connections, "connection"),
                     )
                 ),

@@ -1,0 +1,117 @@
+"""A request whose `timeout_ms` is over: what its client gets, wherever the request was."""
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from shared.errors import DeadlineExceeded
+from shared.messages import ErrorInfo, Outcome
+from tests.gateway.fake_mesh import MODEL
+from tests.gateway.harness import CHAT, COMPLETION, Harness, assert_ended_once, events_of, text_of
+from tests.gateway.peers import Peer
+
+PATH = "/v1/chat/completions"
+LATE = ErrorInfo.of(DeadlineExceeded("the request's timeout_ms is over"))
+CODE = "deadline_exceeded"
+
+
+async def answer_of(harness: Harness, body: dict[str, Any], path: str = PATH) -> tuple[int, Any, str | None]:
+    async with harness.post(path, body) as response:
+        return response.status, await response.json(), response.headers.get("X-Should-Retry")
+
+
+@pytest.mark.parametrize("text", ["", "some text"])
+@pytest.mark.parametrize(("path", "body"), [(PATH, CHAT), ("/v1/completions", COMPLETION)])
+async def test_whole_answer_that_is_late_is_a_504_in_the_queue_and_in_mid_output(
+    harness: Harness, path: str, body: dict[str, Any], text: str
+) -> None:
+    asking = asyncio.create_task(answer_of(harness, body | {"timeout_ms": 500}, path))
+    request = await harness.fake.next_request()
+    await request.accept()
+    if text:
+        await request.say(text)
+    await request.close(Outcome.FAILED, LATE)
+    status, answer, should_retry = await asking
+    assert status == 504
+    assert answer["error"] == {"message": LATE.message, "type": "timeout_error", "param": None, "code": CODE}
+    assert should_retry == "false"
+    await harness.nothing_is_left()
+
+
+async def test_stream_that_is_late_in_the_queue_ends_in_an_error_event(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT | {"timeout_ms": 500})
+    await request.close(Outcome.FAILED, LATE)
+    events = await events_of(response)
+    assert_ended_once(events, error=CODE)
+    assert text_of(events) == ""
+
+
+async def test_stream_that_is_late_in_mid_output_has_the_text_until_then(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT | {"timeout_ms": 500})
+    await request.say("until")
+    await request.say(" then")
+    await request.close(Outcome.FAILED, LATE)
+    events = await events_of(response)
+    assert_ended_once(events, error=CODE)
+    assert text_of(events) == "until then"
+    await harness.nothing_is_left()
+
+
+@pytest.mark.parametrize("text", ["", "until then"])
+async def test_request_on_a_socket_that_is_late_fails_after_its_text(harness: Harness, peer: Peer, text: str) -> None:
+    request = await peer.create(harness, body=CHAT | {"timeout_ms": 500})
+    if text:
+        await request.say(text)
+    await request.close(Outcome.FAILED, LATE)
+    if text:
+        assert (await peer.receive())["text"] == text
+    failed = await peer.receive()
+    assert (failed["type"], failed["request_id"]) == ("request.failed", request.request_id)
+    assert (failed["error"]["type"], failed["error"]["code"]) == ("timeout_error", CODE)
+    assert "retry_after_s" not in failed
+
+
+@pytest.mark.parametrize("is_accepted", [False, True])
+async def test_mesh_that_says_nothing_does_not_hold_a_client_beyond_its_time(
+    harness: Harness, is_accepted: bool
+) -> None:
+    asking = asyncio.create_task(answer_of(harness, CHAT | {"timeout_ms": 500}))
+    request = await harness.fake.next_request()
+    if is_accepted:
+        await request.accept()
+    await harness.advance(1.4)
+    assert not asking.done()
+    await harness.advance(0.5)
+    status, answer, _ = await asking
+    assert (status, answer["error"]["code"]) == (504, CODE)
+    assert await harness.fake.next_cancellation() == request.request_id
+    await request.close(Outcome.CANCELLED)
+    await harness.nothing_is_left()
+    assert harness.mesh.requests.num_ended == {Outcome.FAILED: 1}
+
+
+async def test_one_late_prompt_of_several_ends_the_others(harness: Harness) -> None:
+    asking = asyncio.create_task(answer_of(harness, COMPLETION | {"prompt": ["a", "b"]}, "/v1/completions"))
+    first, second = await harness.fake.next_request(), await harness.fake.next_request()
+    await first.accept()
+    await second.accept()
+    await first.close(Outcome.FAILED, LATE)
+    assert (await asking)[0] == 504
+    assert await harness.fake.next_cancellation() == second.request_id
+
+
+async def test_openais_client_does_not_repeat_what_was_late(harness: Harness) -> None:
+    async with harness.openai() as client:
+        asking = asyncio.create_task(
+            client.with_options(max_retries=2).chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "Hi"}], extra_body={"timeout_ms": 500}
+            )
+        )
+        request = await harness.fake.next_request()
+        await request.close(Outcome.FAILED, LATE)
+        with pytest.raises(openai.InternalServerError) as caught:
+            await asyncio.wait_for(asking, 10)
+    assert caught.value.code == CODE
+    assert harness.fake.submissions.empty()
