@@ -35,6 +35,11 @@ class SchedulerConfig(Config):
     )
     prefix_cache: bool = setting(True, "reuse the blocks of prompts that start alike")
     share_prefixes: bool = setting(False, "reuse them between tenants too")
+    recording: str = setting(
+        "", "folder in which to record every decision for `shoal replay`, prompts included; empty: record nothing"
+    )
+    recording_max_mb: int = setting(1024, "size at which a recording ends", minimum=1)
+    recording_plans: bool = setting(False, "record whole plans, so that a replay shows in what they differ")
     resend_after_s: float = setting(3.0, "send a plan again when its result is so late", minimum=0.1, maximum=600)
 
     def __post_init__(self) -> None:

@@ -11,14 +11,15 @@ from services.scheduler.attachments import Attachments
 from services.scheduler.config import SchedulerConfig, parse_weights
 from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.events import Event, RequestEnded
-from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.fleet import Fleet
-from services.scheduler.core.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.settings import SchedulerSettings
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.delivery import Delivery, Stream
 from services.scheduler.intake import RETRY_AFTER_S, Intake, Memory
 from services.scheduler.pinning import PinReader, PinsRead, follow_pins
+from services.scheduler.recording.recorded_fleet import RecordedFleet
+from services.scheduler.recording.recording import Recording
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
@@ -70,11 +71,20 @@ class _Totals:
 class SchedulerService(Actor[SchedulerInbound | PinsRead]):
     """Plans the steps of the executors that it holds."""
 
-    def __init__(self, identity: Identity, transport: Transport, clock: Clock, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        transport: Transport,
+        clock: Clock,
+        config: SchedulerConfig,
+        recording: Recording | None = None,
+    ) -> None:
+        """`recording`, if there is one, gets every decision, and is closed at the end."""
         super().__init__(identity, transport, SchedulerInbound, clock)
         self._config = config
         self._directory = Directory(clock)
-        self._fleet = Fleet(self._make_scheduler, parse_weights(config.tenant_weights))
+        self._recording = recording
+        self._fleet = self._make_fleet()
         self._intake = Intake(self._fleet, config)
         self._deadlines = Deadlines()
         self._attachments = Attachments(identity.instance_id)
@@ -92,6 +102,8 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
 
     async def on_stop(self) -> None:
         """Let other schedulers have the executors at once."""
+        if self._recording is not None:
+            self._recording.close()
         await self._pins.stop()
         for attachment in self._attachments:
             detach = DetachExecutor(self.identity.instance_id, attachment.epoch)
@@ -331,7 +343,13 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                 for plan in attachment.to_resend(0, now):
                     await self.send_to(attachment.executor_id, plan)
 
-    def _make_scheduler(self, capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
+    def _make_fleet(self) -> Fleet:
+        weights = parse_weights(self._config.tenant_weights)
+        if self._recording is not None:
+            return RecordedFleet(self._settings_of, weights, self._recording)
+        return Fleet(lambda capacity, shares: self._settings_of(capacity).make_scheduler(capacity, shares), weights)
+
+    def _settings_of(self, capacity: ExecutorCapacity) -> SchedulerSettings:
         max_tokens = min(self._config.max_step_tokens or capacity.max_step_tokens, capacity.max_step_tokens)
         limits = StepLimits(
             max_tokens=max_tokens,
@@ -340,9 +358,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             max_slowdown=self._config.max_slowdown,
             max_plan_bytes=self.transport.max_payload,
         )
-        return Scheduler(
-            capacity, limits, ChainedPrefixCache() if self._config.prefix_cache else NoPrefixCache(), shares
-        )
+        return SchedulerSettings(limits, self._config.max_wait_tokens, self._config.prefix_cache)
 
 
 def _view(executor_id: InstanceId, scheduler: Scheduler) -> ExecutorView:

@@ -2,6 +2,7 @@
 
 from array import array
 from collections import deque
+from collections.abc import Callable, Mapping
 
 from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.events import Event, RequestEnded
@@ -12,7 +13,7 @@ from services.scheduler.core.scheduler import Scheduler
 from shared.ids import RequestId
 from shared.messages import ChoiceTokens, ExecutorCapacity, StepPlan
 from shared.sampling import SamplingParams
-from tests.scheduler.fake_executor import FakeExecutor, undisturbed_output
+from tests.scheduler.fake_executor import BECAUSE_OF, FakeExecutor, undisturbed_output
 
 
 def make_capacity(
@@ -56,13 +57,20 @@ class Bench:
         capacity: ExecutorCapacity | None = None,
         *,
         max_chunk: int = 64,
+        target_step_s: float = 0.0,
         cache: PrefixCache | None = None,
+        tenant_weights: Mapping[str, float] | None = None,
+        max_wait_tokens: int = 1 << 20,
+        step_seconds: Callable[[StepPlan], float] | None = None,
     ) -> None:
         self.capacity = capacity or make_capacity()
-        limits = StepLimits(self.capacity.max_step_tokens, max_chunk)
-        self.shares = FairShares()
-        self.scheduler = Scheduler(self.capacity, limits, ChainedPrefixCache() if cache is None else cache, self.shares)
-        self.executor = FakeExecutor(self.capacity)
+        limits = StepLimits(self.capacity.max_step_tokens, max_chunk, target_step_s=target_step_s)
+        self.shares = FairShares(tenant_weights)
+        cache = ChainedPrefixCache() if cache is None else cache
+        self.scheduler = Scheduler(self.capacity, limits, cache, self.shares, max_wait_tokens=max_wait_tokens)
+        self.executor = FakeExecutor(self.capacity, step_seconds)
+        self.num_steps = 0
+        self.ended_in_step: dict[str, int] = {}
         self.plans: deque[StepPlan] = deque()
         self.events: list[Event] = []
 
@@ -82,10 +90,24 @@ class Bench:
 
     def run(self) -> list[Event]:
         """Run the oldest plan and take in its result."""
-        events = self.scheduler.apply(self.executor.run(self.plans.popleft()))
+        plan = self.plans.popleft()
+        result = self.executor.run(plan)
+        events = self.scheduler.apply(result)
+        for failure in result.failures:
+            last_step_id = self.plans[-1].step_id if self.plans else plan.step_id
+            self.executor.spoiled(failure.reason.removeprefix(BECAUSE_OF), last_step_id)
         self.scheduler.check_invariants()
-        self.events += events
+        self.num_steps += 1
+        self.take(events)
         return events
+
+    def take(self, events: list[Event]) -> None:
+        """Remember what the scheduler told of."""
+        self.events += events
+        for event in events:
+            if isinstance(event, RequestEnded):
+                self.shares.closed(event.request.tenant)
+                self.ended_in_step[event.request.request_id] = self.num_steps
 
     def step(self) -> StepPlan | None:
         """Plan and run one step."""

@@ -3,14 +3,20 @@
 The "key and value" of a position is a fingerprint of all tokens up to it. Computing a row checks that every earlier
 position of the slot holds exactly the fingerprint it must; so a block that was shared wrongly, overwritten, evicted
 too early or copied too late is an assertion, not a wrong number.
+
+A row that fails leaves poison where it was computed, and what reads poison fails too: so a test sees whether somebody
+finds the blocks of a request after they were known to be bad.
 """
 
 import zlib
 from array import array
+from collections.abc import Callable
 
 from shared.messages import ExecutorCapacity, RowFailure, SlotAssignment, StepPlan, StepResult
 
 VOCABULARY = 50
+BECAUSE_OF = "not a number because of "
+"""How the reason of a failed row begins; then comes the request whose failure poisoned it."""
 
 
 def next_token(tokens: list[int], seed: int, choice_index: int) -> int:
@@ -31,27 +37,48 @@ def undisturbed_output(
 
 
 def fingerprint(tokens: list[int], salt: int = 0) -> int:
-    """A number that stands for a list of tokens."""
+    """A number that stands for a list of tokens; that of a longer list goes on from it as its salt."""
     return zlib.crc32(array("i", tokens).tobytes(), salt & 0xFFFFFFFF)
 
 
+Cell = int | str | None
+"""A fingerprint, the id of the request whose failure poisoned it, or nothing yet."""
+
+
 class _Slot:
-    def __init__(self, assignment: SlotAssignment) -> None:
+    def __init__(self, assignment: SlotAssignment, step_id: int) -> None:
         self.assignment = assignment
-        self.tokens = list(assignment.token_ids)
+        self.assigned_in_step = step_id
+        self.tokens: list[int] = []
+        self.contents: list[Cell] = []
+        """What each position must hold."""
         self.block_table = list(assignment.block_ids)
+        self.poison: str | None = None
+        """The request whose failure it suffers from."""
+        for token in assignment.token_ids:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """One more token is known."""
+        before = self.contents[-1] if self.contents else 0
+        assert isinstance(before, int)
+        self.tokens.append(token)
+        self.contents.append(fingerprint([token], before))
 
 
 class FakeExecutor:
     """Runs step plans on fingerprints."""
 
-    def __init__(self, capacity: ExecutorCapacity) -> None:
+    def __init__(self, capacity: ExecutorCapacity, step_seconds: Callable[[StepPlan], float] | None = None) -> None:
+        """`step_seconds` is how long it says that a step took."""
         self.capacity = capacity
         self.num_tokens_computed = 0
         self.num_rows_run = 0
         self.failing_requests: set[str] = set()
+        self._step_seconds = step_seconds
+        self._spoiled_after: dict[str, int] = {}
         self._slots: dict[int, _Slot] = {}
-        self._memory: list[list[int | None]] = [[None] * capacity.block_size for _ in range(capacity.num_blocks)]
+        self._memory: list[list[Cell]] = [[None] * capacity.block_size for _ in range(capacity.num_blocks)]
         self._last_step_id = 0
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -63,12 +90,16 @@ class FakeExecutor:
         for assignment in plan.assigned:
             assert 0 <= assignment.slot < self.capacity.max_slots, "no such slot"
             assert assignment.slot not in self._slots, f"slot {assignment.slot} is taken"
-            self._slots[assignment.slot] = _Slot(assignment)
+            self._slots[assignment.slot] = _Slot(assignment, plan.step_id)
         copies = [(plan.copies[i], plan.copies[i + 1]) for i in range(0, len(plan.copies), 2)]
         contents = [list(self._memory[source]) for source, _ in copies]
         for (_, destination), content in zip(copies, contents, strict=True):
             self._memory[destination] = content
         return self._compute(plan)
+
+    def spoiled(self, request_id: str, last_step_id: int) -> None:
+        """The scheduler knows that a request failed; whoever is assigned after a step must not find its blocks."""
+        self._spoiled_after.setdefault(request_id, last_step_id)
 
     def _compute(self, plan: StepPlan) -> StepResult:
         assert 0 < sum(plan.counts) <= self.capacity.max_step_tokens, "an empty or oversized step"
@@ -78,6 +109,7 @@ class FakeExecutor:
             slot = self._slots[slot_id]
             slot.block_table += [next(new_blocks) for _ in range(plan.num_new_blocks[row])]
         assert next(new_blocks, None) is None, "more new blocks than rows take"
+        self._check_writes_are_private(plan)
         # All keys and values are written before any row reads: rows must not lean on each other's blocks.
         for row, slot_id in enumerate(plan.slots):
             self._check_prefix(self._slots[slot_id], plan.starts[row])
@@ -89,32 +121,59 @@ class FakeExecutor:
         tokens, failures = [], []
         for number, row in enumerate(plan.sampled_rows):
             slot = self._slots[plan.slots[row]]
-            assert plan.starts[row] + plan.counts[row] == len(slot.tokens), "samples before all tokens are computed"
-            if slot.assignment.request_id in self.failing_requests:
-                failures.append(RowFailure(number, "not a number"))
-                tokens.append(0)
+            assignment = slot.assignment
+            last = plan.starts[row] + plan.counts[row] - 1
+            assert last + 1 == len(slot.tokens), "samples before all tokens are computed"
+            if assignment.request_id in self.failing_requests and slot.poison is None:
+                slot.poison = assignment.request_id
+                self._set(slot, last, slot.poison)
+            if slot.poison is None:
+                tokens.append(next_token(slot.tokens, assignment.sampling.seed, assignment.choice_index))
             else:
-                tokens.append(next_token(slot.tokens, slot.assignment.sampling.seed, slot.assignment.choice_index))
-            slot.tokens.append(tokens[-1])
-        return StepResult(plan.step_id, array("i", tokens), failures=tuple(failures))
+                failures.append(RowFailure(number, BECAUSE_OF + slot.poison))
+                tokens.append(0)
+            slot.append(tokens[-1])
+        duration_s = self._step_seconds(plan) if self._step_seconds else 0.0
+        return StepResult(plan.step_id, array("i", tokens), failures=tuple(failures), duration_s=duration_s)
 
-    def _place(self, slot: _Slot, position: int) -> tuple[int, int]:
-        index, offset = divmod(position, self.capacity.block_size)
-        return slot.block_table[index], offset
+    def _check_writes_are_private(self, plan: StepPlan) -> None:
+        size = self.capacity.block_size
+        written: set[int] = set()
+        for slot_id, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+            table = self._slots[slot_id].block_table
+            mine = set(table[start // size : (start + count - 1) // size + 1])
+            assert not mine & written, f"two rows write the blocks {mine & written}"
+            written |= mine
 
     def _check_prefix(self, slot: _Slot, start: int) -> None:
-        for position in range(start):
-            block, offset = self._place(slot, position)
-            expected = fingerprint(slot.tokens[: position + 1])
-            assert self._memory[block][offset] == expected, (
-                f"position {position} of {slot.assignment.request_id} is not in block {block}"
-            )
+        """What a row reads is what must be there, or poison."""
+        size = self.capacity.block_size
+        for first in range(0, start, size):
+            length = min(size, start - first)
+            block = slot.block_table[first // size]
+            found, expected = self._memory[block][:length], slot.contents[first : first + length]
+            if found != expected:
+                self._take_poison(slot, first, list(zip(found, expected, strict=True)))
+
+    def _take_poison(self, slot: _Slot, first: int, cells: list[tuple[Cell, Cell]]) -> None:
+        for offset, (found, expected) in enumerate(cells):
+            if isinstance(found, str):
+                spoiled_after = self._spoiled_after.get(found, slot.assigned_in_step)
+                assert slot.assigned_in_step <= spoiled_after, (
+                    f"{slot.assignment.request_id} found a block of {found} although that had failed"
+                )
+                slot.poison = slot.poison or found
+            else:
+                assert found == expected, f"position {first + offset} of {slot.assignment.request_id} is not there"
 
     def _write(self, slot: _Slot, start: int, count: int) -> None:
         assert count > 0, "an empty row"
         assert start + count <= len(slot.tokens), "computes tokens that are not known"
         for position in range(start, start + count):
-            block, offset = self._place(slot, position)
-            self._memory[block][offset] = fingerprint(slot.tokens[: position + 1])
+            self._set(slot, position, slot.poison or slot.contents[position])
         self.num_tokens_computed += count
         self.num_rows_run += 1
+
+    def _set(self, slot: _Slot, position: int, content: Cell) -> None:
+        index, offset = divmod(position, self.capacity.block_size)
+        self._memory[slot.block_table[index]][offset] = content

@@ -44,6 +44,25 @@ class _Start:
         return self.shared if self.to_copy is None else [*self.shared, self.to_copy]
 
 
+class Lack:
+    """How many more blocks would have to be free to admit a choice, and what it helps if others give up theirs."""
+
+    def __init__(self, pool: BlockPool, num_needed: int, kept: list[BlockId]) -> None:
+        self.num_blocks = num_needed - pool.num_free
+        """0 or less: nothing is missing."""
+        self._pool = pool
+        self._kept = frozenset(kept)
+        self._num_given_up: dict[BlockId, int] = {}
+
+    def give_up(self, choice: Choice) -> None:
+        """Count as if a choice had been preempted. A block is free once all its holders have given it up; one that is
+        to be shared anyway helps nobody."""
+        for block in choice.block_table:
+            num_given_up = self._num_given_up[block] = self._num_given_up.get(block, 0) + 1
+            if num_given_up == self._pool.num_holders(block) and block not in self._kept:
+                self.num_blocks -= 1
+
+
 class BlockManager:
     """The blocks of one executor."""
 
@@ -74,15 +93,15 @@ class BlockManager:
         matched = self.cache.match(request.prompt_chain(self.block_size).keys)
         return min(len(matched) * self.block_size, len(request.prompt) - 1)
 
-    def num_short(self, choice: Choice, *, headroom: int) -> int:
-        """How many more blocks would have to be free for `admit`; 0 or less if it would succeed. No fork is assumed."""
+    def lack(self, choice: Choice) -> "Lack":
+        """What is missing for `admit` without headroom. No fork is assumed."""
         self._prepare(choice)
-        need = self._need(choice, self._find_start(choice, None))
-        return need + headroom - self.pool.num_free
+        start = self._find_start(choice, None)
+        return Lack(self.pool, self._need(choice, start), start.kept)
 
-    def num_held_alone(self, choice: Choice) -> int:
-        """Blocks that would be free without this choice."""
-        return sum(self.pool.num_holders(block) == 1 for block in choice.block_table)
+    def is_growing(self, choice: Choice) -> bool:
+        """Whether a choice's next token takes a new block."""
+        return choice.num_computed_tokens == len(choice.block_table) * self.block_size
 
     def is_coming(self, choice: Choice, computing: list[Choice]) -> bool:
         """Whether one of those that compute their prompts will have the block that this one would compute first."""
@@ -161,9 +180,18 @@ class BlockManager:
         self._freed_at[block] = self.busy_s
 
     def spoil(self, choice: Choice) -> None:
-        """Have nobody find the choice's blocks again: what is in them cannot be trusted."""
-        for block in choice.block_table:
+        """Have nobody find the choice's blocks again: what is in them cannot be trusted.
+
+        That goes for blocks it has given up too, if it was preempted or ended meanwhile, and for those it has not
+        committed yet.
+        """
+        self._prepare(choice)
+        assert choice.key_chain is not None
+        for block in (*choice.block_table, *self.cache.match(choice.key_chain.keys)):
             self.cache.forget(block)
+        choice.num_committed_blocks = len(choice.block_table)
+        if choice.is_finished:
+            choice.key_chain = None
 
     def check_invariants(self, running: list[Choice], pinned: list[BlockId]) -> None:
         """Raise AssertionError unless the pool's counts are exactly the tables of `running` and what is pinned, and

@@ -104,7 +104,8 @@ class Fleet:
         if has_died:
             for request in {choice.request for choice in scheduler.running}:
                 request.num_losses += 1
-        return self._move_from(scheduler)
+        events = self._move_from(scheduler)
+        return events + self._move_from(self._lobby)  # which may have waited for this one to have a like
 
     @property
     def schedulers(self) -> Mapping[InstanceId, Scheduler]:
@@ -142,7 +143,6 @@ class Fleet:
             raise ValueError(f"{request.request_id} is in the fleet already")
         self._check_fits(request)
         self._requests[request.request_id] = request
-        self._shares.opened(request.tenant)
         self._place(request)
 
     def cancel(self, request_id: RequestId) -> list[Event]:
@@ -158,7 +158,7 @@ class Fleet:
     def stop(self, request_id: RequestId, index: int, num_tokens: int) -> list[Event]:
         """End a choice whose text reached a stop string; nothing if it ended before."""
         request = self._requests.get(request_id)
-        if request is None or index >= len(request.choices):
+        if request is None or not 0 <= index < len(request.choices):
             return []
         return self._forget_ended(self._homes[request_id].stop(request.choices[index], num_tokens))
 
@@ -235,8 +235,18 @@ class Fleet:
             home = able[0]
         elif able:
             home = self._placement.choose(request, able)
-        self._homes[request.request_id] = home
+        self._set_home(request, home)
         home.add(request)
+
+    def _set_home(self, request: Request, home: Scheduler) -> None:
+        """Note where a request is. Who is in the lobby takes no part in the turns of tenants: nobody could serve it, and
+        its counter would stand still while those of others grow."""
+        old = self._homes.get(request.request_id, self._lobby)
+        self._homes[request.request_id] = home
+        if home is not self._lobby:
+            self._shares.opened(request.tenant)
+        if old is not self._lobby:
+            self._shares.closed(request.tenant)
 
     def _unpin(self, name: str) -> None:
         self._pins.pop(name, None)
@@ -263,9 +273,8 @@ class Fleet:
             salts=pin.salts,
         )
         self._requests[request.request_id] = request
-        self._homes[request.request_id] = scheduler
+        self._set_home(request, scheduler)
         self._pinning[request.request_id] = pin.name
-        self._shares.opened(pin.tenant)
         scheduler.add(request)
 
     def _pin_again(self, scheduler: Scheduler) -> None:
@@ -286,7 +295,7 @@ class Fleet:
                 continue
             if self._placement.should_move(request, busiest, idle):
                 busiest.withdraw(request)
-                self._homes[request.request_id] = idle
+                self._set_home(request, idle)
                 idle.add(request)
                 return
 
@@ -302,7 +311,7 @@ class Fleet:
     def _settle(self, request: Request) -> list[Event]:
         """Find a new home for a request, unless it is beyond hope, or only made for its old one."""
         if request.request_id in self._pinning:
-            self._homes[request.request_id] = self._lobby
+            self._set_home(request, self._lobby)
             return self._end(request, Outcome.CANCELLED)
         self._place(request)
         try:
@@ -328,9 +337,9 @@ class Fleet:
                 name = self._pinning.pop(request_id, None)
                 if name is not None and event.outcome is Outcome.COMPLETED:
                     self._homes[request_id].pins.hold(name, event.request)
+                self._set_home(event.request, self._lobby)
                 del self._requests[request_id]
                 del self._homes[request_id]
-                self._shares.closed(event.request.tenant)
         return told
 
 

@@ -93,7 +93,7 @@ class Choice:
         self.num_tokens_queued = 0
         """Its known tokens when it began to wait."""
         self.num_tokens_waited = 0
-        """How long it has waited before, in tokens computed for others."""
+        """How long it has waited before, in tokens computed for others: queued, or running without getting any."""
         self.waits_since = 0
         """When it would have begun to wait had it waited without a break."""
 

@@ -133,8 +133,11 @@ class Scheduler:
         return self.end(request, Outcome.CANCELLED)
 
     def stop(self, choice: Choice, num_tokens: int) -> list[Event]:
-        """Finish a choice because its text reached a stop string with its first `num_tokens` output tokens."""
-        if choice.is_finished or num_tokens > len(choice.output):
+        """Finish a choice because its text reached a stop string with its first `num_tokens` output tokens.
+
+        Nothing if it has ended, or never had so many.
+        """
+        if choice.is_finished or not 0 < num_tokens <= len(choice.output):
             return []
         self.num_outstanding_tokens -= len(choice.output) - num_tokens
         del choice.output[num_tokens:]
@@ -186,10 +189,11 @@ class Scheduler:
         events: list[Event] = []
         for row, choice in enumerate(step.sampled):
             choice.num_in_flight -= 1
+            if row in failures:
+                self.blocks.spoil(choice)
             if choice.is_finished:
                 continue
             if row in failures:
-                self.blocks.spoil(choice)
                 events += self.end(choice.request, Outcome.FAILED, failures[row])
             else:
                 events += self._append(choice, result.token_ids[row], logprobs[row])
@@ -249,18 +253,24 @@ class Scheduler:
         newcomer = self.waiting.head()
         if newcomer is None or newcomer.num_in_flight:
             return
-        num_slots_short = 0 if self._free_slots else 1
-        num_blocks_short = self.blocks.num_short(newcomer, headroom=policy.admission_headroom(len(self.running)))
-        if not num_slots_short and num_blocks_short <= 0:
+        lack = self.blocks.lack(newcomer)
+        num_growing = sum(map(self.blocks.is_growing, self.running))
+
+        def is_enough(num_running: int) -> bool:
+            is_short_of_slots = num_running >= self.capacity.max_slots
+            to_keep_free = policy.admission_headroom(num_running) + num_growing
+            return not is_short_of_slots and lack.num_blocks + to_keep_free <= 0
+
+        if is_enough(len(self.running)):
             return
         tenants = self.waiting.tenants | {choice.request.tenant for choice in self.running}
         room = policy.Room(self.capacity.max_slots, self.capacity.num_blocks)
-        victims = []
+        victims: list[Choice] = []
         for choice in policy.who_gives_way(newcomer, self.running, tenants, self._shares, room):
             victims.append(choice)
-            num_slots_short -= 1
-            num_blocks_short -= self.blocks.num_held_alone(choice) + 1  # and one less to keep free
-            if num_slots_short <= 0 and num_blocks_short <= 0:
+            lack.give_up(choice)
+            num_growing -= self.blocks.is_growing(choice)
+            if is_enough(len(self.running) - len(victims)):
                 break
         else:
             return  # all of them together would not be enough
@@ -301,12 +311,13 @@ class Scheduler:
     def _admit_waiting(self, step: PlanBuilder, prompts: list[Choice]) -> None:
         """Seat those that wait, in order, while there are slots and blocks, and add them to those with `prompts`.
 
-        Who waits for its own next token, or for a prefix that another is computing, is passed over meanwhile.
+        Who waits for a prefix that another, of no worse priority, is computing is passed over meanwhile. Who was
+        preempted with a token on its way is not: those behind it would take its slot and its blocks.
         """
         for choice in self.waiting.first(_LOOK_AHEAD):
-            if not self._free_slots or not self._fits_plan(choice, step):
+            if choice.num_in_flight or not self._free_slots or not self._fits_plan(choice, step):
                 break
-            if choice.num_in_flight or self.blocks.is_coming(choice, prompts):
+            if self.blocks.is_coming(choice, [each for each in prompts if each.place[0] <= choice.place[0]]):
                 continue
             admission = self._admit(choice, step)
             if admission is None:
@@ -332,7 +343,10 @@ class Scheduler:
         return size <= self._budget.limits.max_plan_bytes
 
     def _compute_prompts(self, step: PlanBuilder, prompts: list[Choice]) -> None:
-        """Share what the step can take beside the outputs among those that have more to compute than one token."""
+        """Share what the step can take beside the outputs among those that have more to compute than one token.
+
+        Their order is that of the queue: many are seated before the step has tokens for them.
+        """
         if not prompts:
             return
         prompts.sort(key=_place)
@@ -342,6 +356,18 @@ class Scheduler:
         for choice, need, share in zip(prompts, needs, shares, strict=True):
             if share:
                 step.compute(choice, share, [], samples=share == need)
+        self._let_wait([choice for choice, share in zip(prompts, shares, strict=True) if not share], step.num_tokens)
+
+    def _let_wait(self, choices: list[Choice], num_tokens: int) -> None:
+        """Running choices got nothing of a step of so many tokens: that is waiting too."""
+        for choice in choices:
+            choice.num_tokens_waited += num_tokens
+            if choice.num_tokens_waited >= self.waiting.max_wait_tokens:
+                choice.promote()
+        self.running.sort(key=_place)
+
+    def _order_of_prompts(self, choice: Choice) -> tuple[float, float, tuple[float, int, int]]:
+        return choice.place[0], self._shares.served(choice.request.tenant), choice.place
 
     def _close_plan(self, step: PlanBuilder) -> StepPlan:
         self._released_slots = array("i")

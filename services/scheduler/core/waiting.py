@@ -42,7 +42,7 @@ class WaitingQueue:
     def __init__(self, shares: FairShares, max_wait_tokens: int) -> None:
         """Whoever has waited while `max_wait_tokens` tokens were computed goes first from then on."""
         self._shares = shares
-        self._max_wait_tokens = max_wait_tokens
+        self.max_wait_tokens = max_wait_tokens
         self._by_priority: dict[int, dict[str, list[Choice]]] = {}
         self._longest_first: list[Choice] = []
         self._num_tokens_passed = 0
@@ -91,7 +91,7 @@ class WaitingQueue:
 
     def is_overdue(self, choice: Choice) -> bool:
         """Whether one that waits has waited for too long."""
-        return self._num_tokens_passed - choice.waits_since >= self._max_wait_tokens
+        return self._num_tokens_passed - choice.waits_since >= self.max_wait_tokens
 
     def pass_tokens(self, num_tokens: int) -> None:
         """Let so many tokens' time pass."""

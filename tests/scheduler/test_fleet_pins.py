@@ -1,0 +1,114 @@
+"""Prefixes that stay in the caches of executors."""
+
+from array import array
+
+import pytest
+
+from services.scheduler.core.fleet import NeverFits
+from services.scheduler.core.pins import Pin
+from shared.ids import InstanceId
+from tests.scheduler.driver import expected_output, make_capacity, make_request
+from tests.scheduler.herd import LONG, A, B, Herd
+
+
+def pin_of(name: str, token_ids: list[int], tenant: str = "a") -> Pin:
+    return Pin(name, "model", array("i", token_ids), (("tenant", tenant),), tenant)
+
+
+def num_pinned(herd: Herd, executor_id: InstanceId) -> int:
+    return herd.fleet.schedulers[executor_id].pins.num_blocks
+
+
+def test_a_pinned_prefix_is_computed_once_and_stays_when_others_are_evicted(herd: Herd) -> None:
+    herd.attach(A, make_capacity(num_blocks=16))
+    herd.fleet.pin(pin_of("system", LONG))
+    herd.finish()
+    assert num_pinned(herd, A) == 5
+    for number in range(8):
+        herd.fleet.add(make_request(f"r{number}", [number] * 30, arrival=number))
+        herd.finish()
+    user = make_request("user", [*LONG, 30, 31], arrival=9)
+    herd.fleet.add(user)
+    herd.finish()
+    assert user.num_cached_tokens == len(LONG)
+    assert herd.tokens[user.request_id] == expected_output(user)
+    assert {str(request_id) for request_id in herd.ends} == {*(f"r{n}" for n in range(8)), "user"}
+
+
+def test_a_pin_is_made_on_executors_that_come_later_and_ends_with_unpinning(herd: Herd) -> None:
+    herd.fleet.pin(pin_of("system", LONG))
+    herd.attach(A)
+    herd.attach(B)
+    herd.finish()
+    assert (num_pinned(herd, A), num_pinned(herd, B)) == (5, 5)
+    herd.fleet.unpin("system")
+    assert (num_pinned(herd, A), num_pinned(herd, B)) == (0, 0)
+    assert all(s.blocks.num_free_blocks == s.capacity.num_blocks for s in herd.fleet.schedulers.values())
+
+
+def test_unpinning_before_the_prefix_is_computed_leaves_nothing(herd: Herd) -> None:
+    herd.attach(A)
+    herd.fleet.pin(pin_of("system", LONG))
+    herd.fleet.unpin("system")
+    herd.finish()
+    assert num_pinned(herd, A) == 0
+    assert herd.fleet.num_requests == 0
+
+
+def test_pinning_again_replaces(herd: Herd) -> None:
+    herd.attach(A)
+    for token_ids in (LONG, LONG[::-1][:8]):
+        herd.fleet.pin(pin_of("system", token_ids))
+        herd.finish()
+    assert num_pinned(herd, A) == 2
+
+
+def test_pins_that_share_blocks_count_them_once(herd: Herd) -> None:
+    herd.attach(A)
+    herd.fleet.pin(pin_of("one", LONG))
+    herd.fleet.pin(pin_of("two", [*LONG[:16], 50, 51, 52, 53]))
+    herd.finish()
+    assert num_pinned(herd, A) == 6
+
+
+def test_a_pin_too_large_for_an_executor_is_not_made_there(herd: Herd) -> None:
+    herd.attach(A, make_capacity(num_blocks=9))
+    herd.fleet.pin(pin_of("system", LONG))
+    herd.finish()
+    assert num_pinned(herd, A) == 0
+    assert herd.fleet.num_requests == 0
+
+
+def test_pins_leave_room_for_what_they_promised_and_give_way_to_what_was_accepted(herd: Herd) -> None:
+    herd.attach(A, make_capacity(num_blocks=10))
+    accepted = make_request("accepted", [3] * 30, arrival=0, max_tokens=10)
+    herd.fleet.pin(pin_of("system", LONG))
+    herd.fleet.add(accepted)
+    herd.finish()
+    assert herd.tokens[accepted.request_id] == expected_output(accepted)
+    herd.fleet.pin(pin_of("system", LONG))
+    herd.finish()
+    assert herd.fleet.max_total_tokens("model") == 20
+    with pytest.raises(NeverFits):
+        herd.fleet.add(make_request("late", [4] * 30, arrival=1, max_tokens=10))
+
+
+def test_a_pin_being_computed_goes_with_its_executor(herd: Herd) -> None:
+    herd.attach(A)
+    herd.fleet.pin(pin_of("system", LONG))
+    herd.fleet.schedule(A)
+    herd.lose(A)
+    assert herd.fleet.num_requests == 0
+    herd.attach(B)
+    herd.finish()
+    assert num_pinned(herd, B) == 5
+
+
+def test_tenants_do_not_find_each_others_pins(herd: Herd) -> None:
+    herd.attach(A)
+    herd.fleet.pin(pin_of("system", LONG, tenant="b"))
+    herd.finish()
+    user = make_request("user", LONG, tenant="a")
+    herd.fleet.add(user)
+    herd.finish()
+    assert user.num_cached_tokens == 0
