@@ -12,9 +12,12 @@ ARGS   ?=
 help:
 	@echo "make up       environment, default model, embedded NATS server, the five services  [PORT=8000 ARGS=…]"
 	@echo "make test     environment, everything the tests need, the whole test suite         [ARGS=…]"
-	@echo "make bench    measure the mesh and the executor on this machine"
+	@echo "make bench    measure the mesh on this machine                                       [ARGS=…]"
 	@echo "make lint     format check, lint, types, import rules"
+	@echo "make format   bring the code into the house format"
 	@echo "make install  the environment only, in $(VENV)"
+	@echo "make clean    delete the environment, caches and build outputs; models stay in ~/.shoal"
+	@echo "make help     this list"
 
 $(VENV)/pip.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Shoal needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Choose another with: make PYTHON=python3.11 …")'

@@ -1,29 +1,44 @@
 """`shoal chat`: a conversation with a model in the terminal, or one answer for a pipe."""
 
 import asyncio
-import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import click
 
-from shared.cli.conversation import HELP, Command, Conversation, Say, join_lines, read_input
-from shared.cli.mesh.find import find_mesh, home_folder
+from shared.cli.conversation import HELP, Command, Conversation, Say, read_input
+from shared.cli.mesh import readiness
+from shared.cli.mesh.find import find_mesh, home_folder, named_nats_url
+from shared.cli.mesh.state import MeshFolder
+from shared.cli.mesh.watch import find_gateway
 from shared.cli.stream_client import Answer, AnswerFailed, Gateway, ask, list_models, normalized_url
+from shared.cli.terminal import Prompt, check_is_text, printable, read_pipe, unechoed
+from shared.cli.word_wrap import WordWrap
 from shared.errors import OperatorError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
+_TEMPERATURE = 0.7
+"""Small models lose the thread at 1, the default of the API."""
+_CONNECT_TIMEOUT_S = 3.0
 EXIT_FAILED = 1
 
 
 @click.command()
 @click.argument("prompt", nargs=-1)
-@click.option("--url", help="Of a gateway.  [default: the mesh that runs here, else http://127.0.0.1:8000]")
+@click.option("--url", help="Of a gateway.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="The gateway on this port of this machine.")
 @click.option("--model", help="Needed only if the mesh has several.")
 @click.option("--system", default="", help="The system prompt.")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 always takes the likeliest token.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    default=_TEMPERATURE,
+    show_default=True,
+    help="0 always takes the likeliest token.",
+)
 @click.option("--max-tokens", type=click.IntRange(1), help="The most tokens of one answer.")
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="The gateway's key for you.  [env: OPENAI_API_KEY]")
 @click.option("--stats", is_flag=True, help="Show speed and time to first token after each answer.")
@@ -31,9 +46,10 @@ EXIT_FAILED = 1
 def command(
     prompt: tuple[str, ...],
     url: str | None,
+    port: int | None,
     model: str | None,
     system: str,
-    temperature: float | None,
+    temperature: float,
     max_tokens: int | None,
     api_key: str | None,
     *,
@@ -42,17 +58,20 @@ def command(
 ) -> None:
     """Talk to a model in the terminal.
 
-    With a PROMPT, or with text from a pipe, prints one answer and exits.
+    With a PROMPT, or with text from a pipe, prints one answer and exits. Without --url or --port, asks the mesh on
+    SHOAL_NATS_URL, else the only one of `shoal up` on this machine.
     """
-    gateway = Gateway(normalized_url(url) if url else _url_of_mesh(home), api_key)
-    options: dict[str, float | int | None] = {"temperature": temperature, "max_tokens": max_tokens}
-    conversation = Conversation(
-        model=_choose_model(gateway, model),
-        system=system,
-        options={name: value for name, value in options.items() if value is not None},
-    )
+    if url is not None and port is not None:
+        raise click.UsageError("--url and --port exclude each other")
+    text = "\n\n".join(filter(None, [" ".join(prompt), "" if sys.stdin.isatty() else read_pipe()]))
+    check_is_text(text, "the prompt")
+    check_is_text(system, "the system prompt")
+    gateway = Gateway(normalized_url(url) if url else _find_gateway(home, port), api_key)
+    options: dict[str, float | int] = {"temperature": temperature}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    conversation = Conversation(model=_choose_model(gateway, model), system=system, options=options)
     chat = _Chat(gateway, conversation, shows_stats=stats)
-    text = "\n\n".join(filter(None, [" ".join(prompt), "" if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")]))
     if text:
         sys.exit(chat.answer_once(text))
     if not sys.stdin.isatty():
@@ -60,8 +79,15 @@ def command(
     chat.talk()
 
 
-def _url_of_mesh(home: Path | None) -> str:
-    mesh = find_mesh(home_folder(home, os.environ), None)
+def _find_gateway(home: Path | None, port: int | None) -> str:
+    """The address of the gateway that is meant: what was said outweighs what is found."""
+    folder = home_folder(home, os.environ)
+    if port is not None:  # it may also be one that `shoal up` did not start, or not as its first
+        mesh = MeshFolder(folder, port).running()
+        return mesh.address if mesh else readiness.address("127.0.0.1", port)
+    if home is None and (nats_url := named_nats_url(os.environ)) is not None:
+        return asyncio.run(find_gateway(nats_url, timeout_s=_CONNECT_TIMEOUT_S))
+    mesh = find_mesh(folder, None)
     return mesh.address if mesh else _DEFAULT_URL
 
 
@@ -93,21 +119,27 @@ class _Chat:
         except AnswerFailed as error:
             click.echo(f"shoal: {error}", err=True)
             return EXIT_FAILED
+        if why := self._why_cut_off(answer):
+            click.echo(f"shoal: the answer is cut off: {why}", err=True)
         return 130 if answer.was_cancelled else 0
 
     def talk(self) -> None:
         """Take turns until the person leaves."""
-        with contextlib.suppress(ImportError):  # not everywhere
-            import readline  # noqa: F401  # gives `input` editing and history
+        prompt = Prompt()
         click.echo(f"{self._conversation.model} at {self._gateway.url}. /help lists what else you can say.")
         while True:
             try:
-                asked = read_input(_read())
+                text = prompt.read()
+                check_is_text(text, "that")
+                asked = read_input(text)
             except EOFError:
                 click.echo()
                 return
             except KeyboardInterrupt:
                 click.echo()
+                continue
+            except (UnicodeDecodeError, OperatorError):
+                click.secho("That is not UTF-8 text.", fg="red")
                 continue
             match asked:
                 case Say():
@@ -122,12 +154,27 @@ class _Chat:
     def _say(self, text: str) -> None:
         try:
             answer = asyncio.run(self._answer(text))
-        except (AnswerFailed, OperatorError) as error:
+        except AnswerFailed as error:
+            advice = "; /clear shortens the conversation" if error.is_too_long and self._conversation.turns else ""
+            click.secho(f"{error}{advice}", fg="red")
+            return
+        except OperatorError as error:
             click.secho(f"{error}", fg="red")
             return
         self._conversation.add(text, answer.text)
         if answer.was_cancelled:
             click.secho("(stopped)", dim=True)
+        elif why := self._why_cut_off(answer):
+            click.secho(f"(cut off: {why})", dim=True)
+
+    def _why_cut_off(self, answer: Answer) -> str | None:
+        """Why the model could not finish; None if it could."""
+        if answer.finish_reason != "length":
+            return None
+        wanted = self._conversation.options.get("max_tokens")
+        if wanted is not None and answer.num_tokens >= wanted:
+            return f"--max-tokens allows {wanted}"
+        return "the model's context has no room for more"
 
     def _obey(self, command: Command) -> str:
         """Do it; what to say about it."""
@@ -148,6 +195,10 @@ class _Chat:
 
     async def _answer(self, text: str) -> Answer:
         """Print the answer as it comes. The first Ctrl-C stops it, the second leaves it behind."""
+        with unechoed():
+            return await self._print_answer(text, _Screen() if sys.stdout.isatty() else _Paper())
+
+    async def _print_answer(self, text: str, paper: "_Paper") -> Answer:
         cancel, loop = asyncio.Event(), asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
@@ -159,12 +210,12 @@ class _Chat:
 
         loop.add_signal_handler(signal.SIGINT, on_interrupt)
         try:
-            answer = await ask(self._gateway, self._conversation.body(text), on_text=_show, cancel=cancel)
+            answer = await ask(self._gateway, self._conversation.body(text), on_text=paper.show, cancel=cancel)
         except asyncio.CancelledError:
             return Answer(was_cancelled=True)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-            click.echo()
+            paper.finish()
         if self._shows_stats:
             click.secho(describe_speed(answer), dim=True, err=True)
         return answer
@@ -183,18 +234,33 @@ def describe_speed(answer: Answer) -> str:
     return " · ".join(words)
 
 
-def printable(text: str) -> str:
-    """Text that cannot command a terminal: control characters other than tab and line end are replaced."""
-    return "".join(c if c in "\n\t" or c.isprintable() or ord(c) >= 0xA0 else "\N{REPLACEMENT CHARACTER}" for c in text)
+class _Paper:
+    """Gets the text as it is, and an end of line after it."""
+
+    def __init__(self) -> None:
+        self._is_empty = True
+
+    def show(self, text: str) -> None:
+        self._is_empty = False
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        if not self._is_empty:
+            self.show("\n")
 
 
-def _show(text: str) -> None:
-    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+class _Screen(_Paper):
+    """Gets the text without what would command a terminal, in lines that end between words."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._wrap = WordWrap(shutil.get_terminal_size().columns)
 
-def _read() -> str:
-    lines = [input("› ")]
-    while lines[-1].endswith("\\"):
-        lines.append(input("… "))
-    return join_lines(lines)
+    def show(self, text: str) -> None:
+        super().show(self._wrap.add(printable(text)))
+
+    def finish(self) -> None:
+        if rest := self._wrap.finish():
+            super().show(rest)
+        super().finish()

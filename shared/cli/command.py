@@ -24,7 +24,8 @@ def run() -> NoReturn:
 
         main()
     except ModuleNotFoundError as error:
-        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
-        if extra is None:
+        library = (error.name or "").partition(".")[0]
+        if library not in _EXTRA_OF:
             raise
-        sys.exit(f"shoal: this command needs {error.name}, which is not installed: pip install 'shoal[{extra}]'")
+        extra = _EXTRA_OF[library]
+        sys.exit(f"shoal: this command needs {library}, which is not installed: pip install 'shoal[{extra}]'")

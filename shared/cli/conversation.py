@@ -8,7 +8,8 @@ HELP: Final = """\
 /system TEXT    set the system prompt; without TEXT, take it away
 /stats          show or hide speed after each answer
 /exit           leave; so does Ctrl-D
-Ctrl-C stops an answer. A backslash at the end of a line goes on with the next. Two slashes begin a text with one."""
+Ctrl-C stops an answer. A backslash at the end of a line goes on with the next; lines that are pasted together stay
+together. Two slashes begin a text with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ def read_input(text: str) -> Say | Command | None:
     if text.startswith("//"):
         return Say(text[1:])
     if text.startswith("/"):
-        name, _, argument = text[1:].partition(" ")
-        return Command(name.strip(), argument.strip())
+        name, *argument = text[1:].split(maxsplit=1) or [""]
+        return Command(name, "".join(argument).strip())
     return Say(text)
 
 

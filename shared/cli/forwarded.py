@@ -21,7 +21,10 @@ def forwarded(name: str, module: str, short_help: str) -> click.Command:
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(arguments: tuple[str, ...]) -> None:
         _check_is_installed(module)
-        status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+        try:
+            status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+        except KeyboardInterrupt:  # the other process has heard of it too
+            status = 130
         if status:
             sys.exit(status if status > 0 else 128 - status)
 

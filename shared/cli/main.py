@@ -1,6 +1,7 @@
 """The `shoal` command itself. Subcommands are imported when they are used, so that each needs only its own extras."""
 
 import importlib
+import os
 import sys
 from typing import Final, NoReturn
 
@@ -16,7 +17,9 @@ _COMMANDS: Final = {
     "status": "Show a mesh's instances, queues and speed, live.",
     "pin": "Keep a system prompt in the prefix caches of a mesh.",
     "unpin": "Let a pinned prefix go.",
+    "replay": "Make a scheduler's recorded decisions again.",
     "bench": "Measure this machine, or any OpenAI-compatible server.",
+    "simulate": "Run the scheduler against simulated executors.",
 }
 
 
@@ -49,5 +52,18 @@ def main() -> NoReturn:
         group(standalone_mode=True)
     except OperatorError as error:
         click.echo(f"shoal: {error}", err=True)
-        sys.exit(2)
-    sys.exit(0)
+        _leave(2)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        _leave(end.code or 0)
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process. obstore's threads may still let go of Python objects, which aborts a process that tears down."""
+    if "obstore" in sys.modules:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -23,6 +23,11 @@ _MAX_FRAME_BYTES = 16 << 20
 class AnswerFailed(ShoalError):
     """The mesh refused or failed this request; the message says why."""
 
+    def __init__(self, message: str, *, is_too_long: bool = False) -> None:
+        """`is_too_long`: the conversation does not fit the model's context."""
+        super().__init__(message)
+        self.is_too_long = is_too_long
+
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
@@ -79,7 +84,7 @@ async def list_models(gateway: Gateway) -> list[str]:
                 if response.status != HTTPStatus.OK:
                     raise _refusal(gateway, response.status)
                 return [str(model["id"]) for model in (await response.json())["data"]]
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise _unreachable(gateway, error) from error
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorError(f"what answers at {gateway.url} is not a Shoal gateway") from error
@@ -100,7 +105,7 @@ async def ask(
                 return await _converse(socket, body, on_text, cancel)
         except aiohttp.WSServerHandshakeError as error:
             raise _refusal(gateway, error.status) from error
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise _unreachable(gateway, error) from error
 
 
@@ -113,7 +118,7 @@ async def _converse(
     began, answer = time.monotonic(), Answer()
     cancelling = asyncio.create_task(_cancel_on(cancel, socket))
     try:
-        await socket.send_json({"type": "request.create", "id": _NAME, "body": body})
+        await _send(socket, {"type": "request.create", "id": _NAME, "body": body})
         async for frame in socket:
             if frame.type is not aiohttp.WSMsgType.TEXT:
                 continue
@@ -124,7 +129,19 @@ async def _converse(
     if cancel.is_set():
         answer.was_cancelled = True
         return answer
+    if socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
+        raise AnswerFailed("the text is larger than the gateway takes", is_too_long=True)
     raise AnswerFailed("the gateway closed the connection in the middle of the answer")
+
+
+async def _send(socket: aiohttp.ClientWebSocketResponse, question: dict[str, object]) -> None:
+    """Raises AnswerFailed if the gateway hangs up in the middle, as it does when a frame is too large."""
+    try:
+        await socket.send_json(question)
+    except (ConnectionError, aiohttp.ClientError) as error:
+        raise AnswerFailed(
+            "the connection broke while the text was sent; it may be larger than the gateway takes", is_too_long=True
+        ) from error
 
 
 async def _cancel_on(cancel: asyncio.Event, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -157,14 +174,11 @@ def _take(answer: Answer, event: dict[str, Any], on_text: Callable[[str], None],
             answer.was_cancelled = True
             return True
         case "request.failed" | "error":
-            raise AnswerFailed(_sentence(event["error"]))
+            error = event["error"]
+            is_too_long = error.get("code") == "context_length_exceeded"
+            raise AnswerFailed(error["message"].rstrip("."), is_too_long=is_too_long)
         case _:
             return False
-
-
-def _sentence(error: dict[str, Any]) -> str:
-    advice = "; /clear shortens the conversation" if error.get("code") == "context_length_exceeded" else ""
-    return f"{error['message'].rstrip('.')}{advice}"
 
 
 def _unreachable(gateway: Gateway, error: Exception) -> OperatorError:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -24,9 +23,6 @@ from shared.cli.mesh.supervisor import GaveUp
 from shared.clock import SystemClock
 from shared.config import MeshConfig
 from shared.errors import OperatorError
-
-if TYPE_CHECKING:
-    from shared.models.store import ModelStore
 
 _EPILOG = """Services read SHOAL_* variables of the environment; `python -m services.NAME --settings` lists them.
 
@@ -130,6 +126,7 @@ def _reporter(folder: MeshFolder, log_level: str, home: Path | None, *, is_json:
 
 def _have_model(options: MeshOptions) -> str:
     """The name of the model in the store, where it is now if it was not before."""
+    from shared.cli.pull import pull_or_leave
     from shared.models.names import is_name
     from shared.models.sources import parse_source
     from shared.models.store import ModelStore
@@ -140,18 +137,7 @@ def _have_model(options: MeshOptions) -> str:
         return options.model
     if not store.has(parse_source(options.model).name):
         click.echo(f"Fetching {options.model}, which is not in the store yet.", err=True)
-    return _pull(store, options.model)
-
-
-def _pull(store: "ModelStore", source: str) -> str:
-    from shared.models.progress import choose_progress
-    from shared.models.pull import Terms, pull
-
-    try:
-        return pull(store, source, terms=Terms(progress=choose_progress(sys.stderr, quiet=False))).manifest.name
-    except KeyboardInterrupt:
-        click.echo("interrupted; the same command goes on from here", err=True)
-        sys.exit(130)
+    return pull_or_leave(options.home, options.model).manifest.name
 
 
 def _num_usable_cores() -> int:

@@ -16,6 +16,10 @@ FILE_NAME: Final = "shoal.json"
 FORMAT_VERSION: Final = 1
 
 
+class DamagedManifest(ModelError):
+    """The manifest is missing, or is none."""
+
+
 class ModelFile(msgspec.Struct, frozen=True):
     """One file of a model folder."""
 
@@ -42,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def main_type(self) -> str:
         """The type in which most parameters are stored."""
-        return max(self.quantization, key=lambda kind: self.quantization[kind])
+        return max(self.quantization, key=lambda kind: self.quantization[kind], default="unknown")
 
     @property
     def size_bytes(self) -> int:
@@ -84,7 +88,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a model folder. Raises ModelError if it is missing, malformed, or from a newer Shoal."""
+    """The manifest of a model folder. Raises DamagedManifest, and ModelError if it is from a newer Shoal."""
     path = folder / FILE_NAME
     try:
         text = path.read_bytes()
@@ -93,9 +97,11 @@ def read_manifest(folder: Path) -> Manifest:
             raise ModelError(f"{path} was written by a newer Shoal (format {version}); this one reads {FORMAT_VERSION}")
         return msgspec.json.decode(text, type=Manifest)
     except FileNotFoundError:
-        raise ModelError(f"{path} is missing: {folder.name} is not a model of the store") from None
+        raise DamagedManifest(f"{path} is missing") from None
+    except IsADirectoryError:
+        raise DamagedManifest(f"{path} is a folder") from None
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{path} is not a model's manifest: {error}") from error
+        raise DamagedManifest(f"{path} is not a model's manifest: {error}") from error
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:

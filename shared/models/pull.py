@@ -4,12 +4,17 @@ Fetch what the source names, bring it into the common format in a folder of its 
 an interrupted pull has so far waits in the store's partial folder, and the next one for the same source goes on there.
 """
 
+import contextlib
+import re
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from shared.errors import ModelError
+from shared.models.access import explain_refusals
+from shared.models.fetch.disk import NoRoom
 from shared.models.manifest import Manifest
 from shared.models.progress import Progress, Silent
 from shared.models.sources import (
@@ -21,7 +26,7 @@ from shared.models.sources import (
     WebSource,
     parse_source,
 )
-from shared.models.store import ModelStore
+from shared.models.store import SOURCE_NOTE, ModelStore
 
 if TYPE_CHECKING:
     from shared.models.fetch.hub import HubAccess
@@ -63,7 +68,8 @@ def pull(store: ModelStore, text: str, *, name: str | None = None, terms: Terms 
     with store.lock(order.name, lambda: terms.progress.say(f"waiting for another pull of {order.name}")):
         if not terms.is_forced and (present := _present(store, order, terms.progress)) is not None:
             return Pulled(present, store.folder(order.name), was_present=True)
-        manifest = _install(store, order, terms)
+        with explain_refusals(store.home):
+            manifest = _install(store, order, terms)
     return Pulled(manifest, store.folder(order.name), was_present=False)
 
 
@@ -87,17 +93,48 @@ def _present(store: ModelStore, order: Order, progress: Progress) -> Manifest | 
 def _install(store: ModelStore, order: Order, terms: Terms) -> Manifest:
     workspace = store.partial(order.name)
     downloads, staging = _prepare(workspace, order.text)
-    fetched = _fetch(order, downloads, terms)
-    terms.progress.say(f"importing {order.name}")
-    license_name = _import(fetched, staging) or fetched.license_name
-    manifest = store.add(order.name, staging, source=order.text, license_name=license_name)
+    is_fetched = False
+    try:
+        with _told_of_source(order.text, (downloads / "unpacked", downloads, staging)):
+            fetched = _fetch(order, downloads, terms)
+            is_fetched = True
+            terms.progress.say(f"importing {order.name}")
+            license_name = _import(fetched, staging) or fetched.license_name
+            manifest = store.add(order.name, staging, source=order.text, license_name=license_name)
+    except BaseException as error:
+        is_of_no_use = is_fetched and isinstance(error, ModelError) and not isinstance(error, NoRoom)
+        _tidy(workspace, downloads if is_of_no_use else None, staging)
+        raise
     shutil.rmtree(workspace)
     return manifest
 
 
+@contextlib.contextmanager
+def _told_of_source(source: str, places: tuple[Path, ...]) -> Iterator[None]:
+    """What is wrong with a file is said of its source; where it lies for the moment means nothing to anybody."""
+    try:
+        yield
+    except NoRoom:
+        raise
+    except ModelError as error:
+        sentence = str(error)
+        for place in places:
+            sentence = sentence.replace(str(place), source)
+        last = re.split("[/:#]", source)[-1]
+        raise type(error)(sentence.replace(f"{source}/{last}", source)) from error
+
+
+def _tidy(workspace: Path, *useless: Path | None) -> None:
+    """After a failure keep only what the same pull could go on with; nothing at all if that is nothing."""
+    for folder in filter(None, useless):
+        shutil.rmtree(folder, ignore_errors=True)
+    if not any(path.is_file() and path.name != SOURCE_NOTE for path in workspace.rglob("*")):
+        shutil.rmtree(workspace, ignore_errors=True)
+
+
 def _prepare(workspace: Path, source: str) -> tuple[Path, Path]:
     """The folders for downloads and for the new model; what is left of another source is thrown away."""
-    note = workspace / "source"
+    note = workspace / SOURCE_NOTE
     if not note.exists() or note.read_text(encoding="utf-8") != source:
         shutil.rmtree(workspace, ignore_errors=True)
     downloads, staging = workspace / "downloads", workspace / "model"
@@ -112,7 +149,8 @@ def _fetch(order: Order, folder: Path, terms: Terms) -> "Fetched":
     """Each kind of source is imported when it is used, so that each needs only its own library."""
     from shared.models.fetch.patience import Patience
 
-    progress, patience = terms.progress, terms.patience or Patience()
+    progress = terms.progress
+    patience = replace(terms.patience or Patience(), say=progress.say)
     match order.source:
         case LocalSource():
             from shared.models.fetch.local import find_local

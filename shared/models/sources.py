@@ -13,6 +13,7 @@ Owns the reading of a source and the name that a model gets from it. Fetches not
 `#sha256=<64 hex digits>` after a single file's address pins its content.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -113,10 +114,18 @@ def parse_source(text: str, name: str | None = None) -> Order:
         return _package(text, name)
     if "://" in text:
         return _address(text, name)
-    is_bare_file = text.endswith(".gguf") and "/" not in text
-    if text.startswith(("/", "./", "../", "~")) or text in (".", "..") or is_bare_file:
+    is_file = text.endswith(".gguf") and ":" not in text
+    if text.startswith(("/", "./", "../", "~")) or text in (".", "..") or is_file:
         return _local(text, name)
+    _refuse_path(text)
     return _hub(text, name)
+
+
+def _refuse_path(text: str) -> None:
+    """Raises ModelError if this is on this machine too, for it could mean either."""
+    if os.path.exists(text):  # false for what cannot be a path
+        other = f", or {text}@main for the Hugging Face repository" if _HUB.fullmatch(text) else ""
+        raise ModelError(f"{text} is on this machine: write ./{text} for it{other}")
 
 
 def _local(text: str, name: str | None) -> Order:

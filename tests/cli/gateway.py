@@ -22,13 +22,13 @@ def delta(offset: int, text: str) -> Event:
     return {"type": "request.delta", "request_id": "req-1", "index": 0, "offset": offset, "text": text}
 
 
-def completed() -> Event:
+def completed(finish_reason: str = "stop") -> Event:
     """The end."""
     return {
         "type": "request.completed",
         "id": "chat",
         "request_id": "req-1",
-        "choices": [{"index": 0, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "finish_reason": finish_reason}],
         "usage": USAGE,
         "timing": {"queue_s": 0.0, "first_token_s": 0.1, "total_s": 0.2},
     }
@@ -50,6 +50,9 @@ class FakeGateway:
         self.script = [delta(0, "Hello"), delta(5, " you"), completed()]
         self.waits_for_cancel = False
         self.hangs_up = False
+        self.close_code = 1000
+        self.pause_after_first: asyncio.Event | None = None
+        """Set it to let the answer go on after its first event."""
         self.bodies: list[Event] = []
         self.received: list[Event] = []
 
@@ -67,14 +70,17 @@ class FakeGateway:
         message = await self._receive(socket)
         self.bodies.append(message["body"])
         await socket.send_json({"type": "request.accepted", "id": message["id"], "request_id": "req-1"})
-        for event in self.script:
+        for number, event in enumerate(self.script):
             await socket.send_json(event)
             await asyncio.sleep(0)
+            if number == 0 and self.pause_after_first is not None:
+                await self.pause_after_first.wait()
         if self.waits_for_cancel:
             await self._receive(socket)
             await socket.send_json({"type": "request.cancelled", "id": "chat", "request_id": "req-1", "usage": USAGE})
         if not self.hangs_up:
             await socket.receive()  # the client's goodbye
+        await socket.close(code=self.close_code)
         return socket
 
     async def _receive(self, socket: web.WebSocketResponse) -> Event:

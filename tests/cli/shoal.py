@@ -16,7 +16,7 @@ def environ(home: Path, **settings: str) -> dict[str, str]:
 
 
 def shoal(
-    *arguments: str, env: Mapping[str, str], stdin: str | None = None, timeout_s: float = 60
+    *arguments: str, env: Mapping[str, str], stdin: str | bytes | None = None, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     with subprocess.Popen(
@@ -25,11 +25,10 @@ def shoal(
         stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     ) as process:
         try:
-            out, err = process.communicate(stdin, timeout=timeout_s)
+            out, err = process.communicate(stdin.encode() if isinstance(stdin, str) else stdin, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())

@@ -1,8 +1,11 @@
 """`shoal bench`: the load and its arithmetic against a scripted server, and its command line."""
 
 import asyncio
+import importlib
 import json
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import pytest
 from aiohttp import web
@@ -10,6 +13,8 @@ from click.testing import CliRunner
 
 from shared.cli.bench import command
 from shared.cli.bench.load import Load, percentile, run
+from shared.cli.bench.load_command import base_url
+from shared.cli.bench.private_mesh import PrivateMesh
 from shared.errors import OperatorError
 
 NUM_TOKENS = 4
@@ -20,14 +25,16 @@ class Server:
 
     def __init__(self) -> None:
         self.status = 200
+        self.refusal = "no such model"
+        self.num_refused = 1_000_000
         self.bodies: list[dict[str, object]] = []
         self.num_open = self.most_open = 0
         self.url = ""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
-        if self.status != 200:
-            return web.Response(status=self.status, text="no such model")
+        if self.status != 200 and len(self.bodies) <= self.num_refused:
+            return web.Response(status=self.status, text=self.refusal)
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -74,15 +81,80 @@ async def test_a_load_keeps_so_many_streams_open_and_counts_their_tokens(server:
     assert all(body["max_tokens"] == 4 and body["ignore_eos"] and body["model"] == "m" for body in server.bodies)
 
 
-async def test_a_server_that_refuses_everything_is_told_of_in_its_own_words(server: Server) -> None:
-    server.status = 404
-    with pytest.raises(OperatorError, match="succeeded; the first failed with: 404: no such"):
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        ("no such model", ": no such model"),
+        ('{"error": {"message": "There is no model m.", "code": 1}}', ": There is no model m."),
+        ('{"error": "not today"}', ": not today"),
+        ("<!DOCTYPE html>\n<p>not for people", ""),
+    ],
+)
+async def test_a_server_that_refuses_everything_is_told_of_in_its_own_words(
+    server: Server, refusal: str, said: str
+) -> None:
+    server.status, server.refusal = 404, refusal
+    with pytest.raises(OperatorError) as caught:
         await run(server.url, "m", Load(), concurrency=1, num_requests=2)
+    what = f"none of 2 requests to {server.url} succeeded: the server answered with status 404 (Not Found)"
+    assert str(caught.value) == what + said
 
 
 async def test_a_server_that_is_not_there_is_told_of() -> None:
-    with pytest.raises(OperatorError, match="none of 1 requests"):
+    with pytest.raises(
+        OperatorError, match=r"none of 1 request to http://127\.0\.0\.1:9 succeeded: nothing answers there"
+    ):
         await run("http://127.0.0.1:9", "m", Load(), concurrency=1, num_requests=1)
+
+
+async def test_a_load_of_which_a_part_fails_says_why(server: Server) -> None:
+    server.status, server.num_refused = 503, 1
+    arguments = ["load", server.url, "--model", "m", "--concurrency", "2", "--requests", "2"]
+    result = await asyncio.to_thread(CliRunner().invoke, command, arguments)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[-1] == (
+        "1 failed at 2 at once, the first: the server answered with status 503 (Service Unavailable): no such model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "url"),
+    [
+        ("http://host:1", "http://host:1"),
+        ("host:1/", "http://host:1"),
+        ("https://host/v1", "https://host"),
+        ("https://host/openai/v1/", "https://host/openai"),
+    ],
+)
+def test_an_address_may_be_typed_in_several_ways(typed: str, url: str) -> None:
+    assert base_url(typed) == url
+
+
+@pytest.mark.parametrize("typed", ["", "ftp://host", "http://", "http://host:x", "http://[::1"])
+def test_what_is_no_address_is_refused(typed: str) -> None:
+    result = CliRunner().invoke(command, ["load", typed, "--model", "m"])
+    assert result.exit_code == 2
+    assert "is not the address of a server" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["mesh"]])
+async def test_without_a_subcommand_a_mesh_of_its_own_is_measured_and_progress_is_shown(
+    server: Server, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    @contextmanager
+    def mesh(_model: str) -> Iterator[PrivateMesh]:
+        yield PrivateMesh(server.url, os.getpid(), 1.25)
+
+    module = importlib.import_module("shared.cli.bench.mesh_command")  # the package has a command of the same name
+    monkeypatch.setattr(module, "private_mesh", mesh)
+    result = await asyncio.to_thread(CliRunner().invoke, command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "Starting a mesh for smollm2-135m …",
+        "It is ready after 1.2 s; warming up …",
+        *(f"{2 * number} requests, {number} at once …" for number in (1, 8, 32)),
+    ]
+    assert "What a token costs" in result.stdout
 
 
 def test_prompts_share_just_what_they_should() -> None:
@@ -104,9 +176,10 @@ async def test_the_command_prints_a_row_for_each_concurrency(server: Server) -> 
     arguments = ["load", server.url, "--model", "m", "--concurrency", "1,2", "--requests", "2", "--output-tokens", "4"]
     table = await asyncio.to_thread(CliRunner().invoke, command, arguments)
     assert table.exit_code == 0, table.output
-    assert [line.split()[0] for line in table.output.splitlines()[2:]] == ["1", "2"]
+    assert [line.split()[0] for line in table.stdout.splitlines()[2:]] == ["1", "2"]
+    assert table.stderr.splitlines() == ["2 requests, 1 at once …", "4 requests, 2 at once …"]
     rows = await asyncio.to_thread(CliRunner().invoke, command, [*arguments, "--json"])
-    assert [json.loads(line)["num_requests"] for line in rows.output.splitlines()] == [2, 4]
+    assert [json.loads(line)["num_requests"] for line in rows.stdout.splitlines()] == [2, 4]
 
 
 @pytest.mark.parametrize(

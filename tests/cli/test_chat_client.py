@@ -84,9 +84,20 @@ async def test_a_failure_is_told_in_the_meshs_words(gateway: FakeGateway) -> Non
         await _ask(gateway)
 
 
-async def test_a_conversation_that_is_too_long_comes_with_advice(gateway: FakeGateway) -> None:
+async def test_a_conversation_that_is_too_long_can_be_told_from_other_failures(gateway: FakeGateway) -> None:
     gateway.script = [failed("9000 tokens are too many.", "context_length_exceeded")]
-    with pytest.raises(AnswerFailed, match="9000 tokens are too many; /clear shortens the conversation"):
+    with pytest.raises(AnswerFailed, match=r"^9000 tokens are too many$") as caught:
+        await _ask(gateway)
+    assert caught.value.is_too_long
+    gateway.script = [failed("The queue is full.")]
+    with pytest.raises(AnswerFailed) as caught:
+        await _ask(gateway)
+    assert not caught.value.is_too_long
+
+
+async def test_a_text_that_no_frame_takes_is_too_large(gateway: FakeGateway) -> None:
+    gateway.script, gateway.hangs_up, gateway.close_code = [], True, 1009
+    with pytest.raises(AnswerFailed, match="the text is larger than the gateway takes"):
         await _ask(gateway)
 
 
@@ -95,6 +106,12 @@ async def test_a_gateway_that_hangs_up_is_a_failure(gateway: FakeGateway) -> Non
     gateway.hangs_up = True
     with pytest.raises(AnswerFailed, match="closed the connection in the middle"):
         await _ask(gateway)
+
+
+async def test_a_text_that_the_gateway_does_not_read_to_its_end_is_too_large(gateway: FakeGateway) -> None:
+    body: dict[str, object] = {"model": "tiny", "messages": [{"role": "user", "content": "a" * (32 << 20)}]}
+    with pytest.raises(AnswerFailed, match="larger than the gateway takes"):
+        await ask(Gateway(gateway.url), body, on_text=print, cancel=asyncio.Event())
 
 
 async def test_an_event_from_the_future_is_passed_over(gateway: FakeGateway) -> None:

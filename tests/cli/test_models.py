@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shared.cli.models import command
+from shared.cli.models import command, table
 from shared.errors import ModelError
 from shared.models.pull import pull
 from shared.models.store import ModelStore
@@ -44,12 +44,46 @@ def test_an_empty_store_says_how_to_begin(home: Path) -> None:
 
 def test_each_model_is_one_line(store: ModelStore, tmp_path: Path) -> None:
     lines = run().stdout.splitlines()
-    assert lines[0].split() == ["name", "family", "parameters", "stored", "as", "size", "source", "pulled"]
+    assert lines[0].split() == ["name", "family", "parameters", "stored", "as", "size", "pulled", "source"]
     assert [line.split()[:2] for line in lines[1:]] == [["org/tiny", "llama"], ["other", "qwen3"]]
     assert "Q8_0" in lines[1]
     assert "F32" in lines[2]
     assert str(tmp_path / "tiny.gguf") in lines[1]
     assert len({line.index(word) for line, word in zip(lines, ("family", "llama", "qwen3"), strict=True)}) == 1
+
+
+def test_a_narrow_terminal_gets_source_and_date_below_each_model() -> None:
+    models = [
+        ("org/tiny", "llama", "1.2M", "Q8_0", "1.3 MB", "2026-11-30 13:37", "https://host/a/long/address/tiny.gguf"),
+        ("other", "qwen3", "12k", "F32", "48 kB", "2026-11-30 13:38", "/folder"),
+    ]
+    wide = table(models, None)
+    assert [line.split()[0] for line in wide] == ["name", "org/tiny", "other"]
+    assert table(models, max(map(len, wide))) == wide
+    assert table(models, 60) == [
+        "name      family  parameters  stored as  size",
+        "org/tiny  llama   1.2M        Q8_0       1.3 MB",
+        "  https://host/a/long/address/tiny.gguf, 2026-11-30 13:37",
+        "other     qwen3   12k         F32        48 kB",
+        "  /folder, 2026-11-30 13:38",
+    ]
+
+
+def test_a_model_whose_manifest_is_broken_is_listed_as_such(store: ModelStore) -> None:
+    (store.folder("other") / "shoal.json").write_text("{")
+    lines = run().stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["name", "org/tiny", "unreadable:"]
+    assert lines[-1].startswith("unreadable: other: ")
+    assert lines[-1].endswith("; `shoal models --remove other` deletes it")
+    run("--remove", "other")
+    assert "unreadable" not in run().stdout
+
+
+def test_a_file_in_place_of_the_store_is_a_sentence(home: Path) -> None:
+    home.write_text("a file")
+    for arguments in ([], ["--json"], ["--verify", "m"], ["--remove", "m"]):
+        with pytest.raises(ModelError, match=f"{home} is no folder"):
+            run(*arguments)
 
 
 def test_json_holds_the_manifests(store: ModelStore) -> None:

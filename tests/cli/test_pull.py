@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from click.testing import CliRunner, Result
 from shared.cli.pull import command
 from shared.errors import ModelError
 from shared.models.store import ModelStore
+from tests.cli.shoal import environ
 from tests.models.tiny_gguf import write_tiny_gguf
 
 
@@ -68,14 +71,33 @@ def test_the_help_shows_every_kind_of_source() -> None:
         assert kind in text
 
 
-def test_interrupting_says_how_to_go_on(home: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_arguments: object, **_options: object) -> None:
+@pytest.mark.parametrize(
+    ("num_bytes", "said"),
+    [(0, "interrupted; nothing is kept of it\n"), (1, "interrupted; the same command goes on from here\n")],
+)
+def test_interrupting_says_whether_it_can_go_on(
+    home: Path, source: str, monkeypatch: pytest.MonkeyPatch, num_bytes: int, said: str
+) -> None:
+    def interrupt(store: ModelStore, *_arguments: object, **_options: object) -> None:
+        downloads = store.partial("tiny") / "downloads"
+        downloads.mkdir(parents=True)
+        (downloads / "x.part").write_bytes(bytes(num_bytes))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shared.cli.pull.pull", interrupt)
     result = run(source)
-    assert result.exit_code == 130
-    assert "the same command goes on from here" in result.stderr
+    assert (result.exit_code, result.stderr) == (130, said)
+
+
+def test_a_process_that_has_fetched_ends_at_once(home: Path) -> None:
+    """obstore's threads may let go of Python objects in the last moment, which aborts a process that tears down."""
+    code = "import atexit, obstore; atexit.register(print, 'torn down'); from shared.cli.main import main; main()"
+    for arguments, status in ((["models"], 0), (["pull", "--quiet", "/nothing"], 2), (["pull"], 2)):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, env=environ(home), capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+        assert done.stdout + done.stderr
+        assert "torn down" not in done.stdout
 
 
 def test_what_is_there_already_needs_no_source_any_more(home: Path, source: str) -> None:

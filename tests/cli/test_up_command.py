@@ -56,6 +56,14 @@ def test_a_model_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
     assert str(tmp_path / "nothing") in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("model", ["no name!", "org/na me", "a/b/c", "x--y", "pypi:--index-url=x", "ftp://host/x"])
+def test_a_model_that_can_neither_be_in_the_store_nor_be_pulled_is_a_sentence(tmp_path: Path, model: str) -> None:
+    done = shoal("up", "--port", "0", "--model", model, env=environ(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"shoal: {model!r}")
+    assert not (tmp_path / "models").exists()
+
+
 class _Home:
     """A home folder with the default model in its store."""
 
@@ -138,8 +146,11 @@ async def test_a_mesh_serves_is_watched_heals_and_stops(up: Up, home: _Home) -> 
     assert answer.strip()
 
     status, out, err = await home.shoal("chat", "--temperature", "0", "--max-tokens", "8", "Hello!")
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert err in ("", "shoal: the answer is cut off: --max-tokens allows 8\n")
     assert out.strip()
+    port = str(home.port)
+    assert (await home.shoal("chat", "--port", port, "--temperature", "0", "--max-tokens", "8", "Hello!"))[1] == out
     status, out, _ = await home.shoal("status", "--once", "--json")
     assert status == 0
     assert {row["name"] for row in json.loads(out)["instances"]} == {

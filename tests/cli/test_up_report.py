@@ -56,6 +56,15 @@ def test_another_port_is_named_in_the_hints(terminal: _Terminal) -> None:
     assert "shoal status --port 8001" in shown
 
 
+def test_a_slow_start_says_that_kernels_are_compiled_once(terminal: _Terminal) -> None:
+    terminal.reporter.slow(["scheduler-1", "executor-1", "executor-2"])
+    assert terminal.shown() == (
+        "  executor-1, executor-2 may need half a minute: a first start compiles the kernels.\n"
+    )
+    terminal.reporter.slow(["gateway-1"])
+    assert terminal.shown() == ""
+
+
 def test_serving_again_is_one_line(terminal: _Terminal) -> None:
     terminal.reporter.ready(STATE, 4.2)
     terminal.shown()

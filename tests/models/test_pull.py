@@ -14,6 +14,7 @@ import pytest
 from shared.errors import ModelError
 from shared.models import pull as pull_module
 from shared.models.config import load_config
+from shared.models.fetch.disk import NoRoom
 from shared.models.fetch.hub import HubAccess
 from shared.models.fetch.patience import Patience
 from shared.models.manifest import Manifest
@@ -257,6 +258,82 @@ def test_a_model_that_cannot_be_served_is_not_installed(store: ModelStore, terms
         with pytest.raises(ModelError, match=complaint):
             pull(store, source, name="x", terms=terms)
     assert not store.has("x")
+
+
+def test_a_pull_that_fails_before_anything_arrives_leaves_nothing(
+    store: ModelStore, terms: Terms, file_server: FileServer, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for source in (f"{file_server.url}/x.gguf", f"{file_server.url}/folder", str(tmp_path / "empty"), "/nothing/here"):
+        with pytest.raises(ModelError):
+            pull(store, source, name="x", terms=terms)
+        assert_nothing_is_left(store)
+
+
+@pytest.mark.parametrize("content", [b"<!DOCTYPE html><p>Log in first", b"GGUF\3\0\0\0", b"GGUF nonsense"])
+def test_what_is_served_as_a_model_and_is_none_is_told_of_by_its_source_and_not_kept(
+    store: ModelStore, terms: Terms, file_server: FileServer, tmp_path: Path, content: bytes
+) -> None:
+    file_server.files["x.gguf"] = content
+    archive = make_zip(tmp_path / "z.zip", {"inside/x.gguf": content})
+    file_server.files["z.zip"] = archive.read_bytes()
+    for source, named in (("x.gguf", "x.gguf"), ("z.zip", "z.zip/x.gguf")):
+        with pytest.raises(ModelError) as caught:
+            pull(store, f"{file_server.url}/{source}", terms=terms)
+        assert str(caught.value).startswith(f"{file_server.url}/{named} is ")
+        assert str(store.home) not in str(caught.value)
+        assert_nothing_is_left(store)
+
+
+def test_a_folder_that_cannot_be_served_is_told_of_by_its_source(
+    store: ModelStore, terms: Terms, file_server: FileServer, model_folder: Path
+) -> None:
+    file_server.files |= {f"m/{name}": content for name, content in files_of(model_folder).items()}
+    file_server.files["m/config.json"] = b'{"architectures": ["MambaForCausalLM"]}'
+    with pytest.raises(ModelError, match=rf"{file_server.url}/m/config\.json: .*MambaForCausalLM is not supported"):
+        pull(store, f"{file_server.url}/m", terms=terms)
+
+
+def test_what_arrived_is_kept_if_only_the_room_for_its_conversion_is_missing(
+    store: ModelStore,
+    terms: Terms,
+    file_server: FileServer,
+    gguf_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise NoRoom("the disk is full")
+
+    file_server.files["x.gguf"] = gguf_file.read_bytes()
+    monkeypatch.setattr("shared.models.gguf_import.convert.require_space", refuse)
+    with pytest.raises(NoRoom):
+        pull(store, f"{file_server.url}/x.gguf", terms=terms)
+    assert store.unfinished()["x"] >= gguf_file.stat().st_size
+    monkeypatch.undo()
+    file_server.requests.clear()
+    pull(store, f"{file_server.url}/x.gguf", terms=terms)
+    assert file_server.ranges("x.gguf") == []
+
+
+@pytest.mark.parametrize("place", ["locks", "partial", "models"])
+def test_a_store_that_cannot_be_written_is_a_sentence(
+    store: ModelStore, terms: Terms, gguf_file: Path, place: str
+) -> None:
+    store.home.mkdir()
+    (store.home / place).write_text("a file")
+    with pytest.raises(
+        ModelError, match=rf"{store.home / place}.* cannot be used: .*; choose another folder for models"
+    ):
+        pull(store, str(gguf_file), terms=terms)
+
+
+def test_an_attempt_after_a_failure_is_announced(store: ModelStore, file_server: FileServer, gguf_file: Path) -> None:
+    file_server.files["x.gguf"] = gguf_file.read_bytes()
+    file_server.statuses["x.gguf"].append(503)
+    listener = Listener()
+    pull(store, f"{file_server.url}/x.gguf", terms=Terms(progress=listener, patience=Patience(first_pause_s=0.001)))
+    url = f"{file_server.url}/x.gguf"
+    assert listener.sentences[0] == f"{url}: the server answered with status 503; trying again in 0.001 s"
 
 
 def test_two_pulls_of_one_model_at_once_fetch_it_once(

@@ -89,6 +89,32 @@ def test_relative_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         assert source.path.is_relative_to(tmp_path.resolve())
 
 
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "models/tiny",
+            r"models/tiny is on this machine: write \./models/tiny for it, or models/tiny@main for the Hug",
+        ),
+        ("models", r"models is on this machine: write \./models for it$"),
+        ("models/deep/tiny", r"is on this machine: write \./models/deep/tiny for it$"),
+    ],
+)
+def test_a_folder_that_is_here_is_not_looked_for_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / text).mkdir(parents=True)
+    with pytest.raises(ModelError, match=complaint):
+        parse_source(text)
+    assert isinstance(parse_source(f"./{text}").source, LocalSource)
+    assert parse_source("models/tiny@main").source == HubSource("models/tiny", "main")
+
+
+def test_a_gguf_file_with_a_path_is_on_this_machine() -> None:
+    assert parse_source("models/tiny.gguf").source == LocalSource(Path("models/tiny.gguf").resolve())
+
+
 def test_secrets_do_not_show_in_the_order() -> None:
     order = parse_source("https://user:password@host/x.gguf?X-Signature=secret")
     assert order.text == "https://host/x.gguf"

@@ -1,5 +1,6 @@
 """The store: complete models or none."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shared.errors import ModelError
@@ -60,11 +62,19 @@ def test_looking_creates_nothing(store: ModelStore) -> None:
 
 
 def test_an_absent_model_is_named_with_the_way_to_get_it(store: ModelStore, stage: Callable[..., Path]) -> None:
-    with pytest.raises(ModelError, match=r"no model named m in .*models; get it with `shoal pull m` \(the store is em"):
-        store.folder("m")
+    where = rf"is in the store {store.home}/models"
+    with pytest.raises(
+        ModelError, match=rf"no model named org/m {where} \(it is empty\); get it with `shoal pull org/m`"
+    ):
+        store.folder("org/m")
     store.add("other", stage("other"), source="x")
-    with pytest.raises(ModelError, match="there are other"):
-        store.folder("m")
+    with pytest.raises(ModelError, match=rf"{where} \(it has other\); get it with `shoal pull smollm2-135m`"):
+        store.folder("smollm2-135m")
+
+
+def test_a_name_that_nothing_can_be_pulled_by_is_not_offered_for_it(store: ModelStore) -> None:
+    with pytest.raises(ModelError, match=r"no model named nope .*; `shoal pull SOURCE` gets others$"):
+        store.folder("nope")
 
 
 def test_a_name_cannot_lead_out_of_the_store(store: ModelStore) -> None:
@@ -148,9 +158,55 @@ def test_a_removed_model_is_gone(store: ModelStore, stage: Callable[..., Path]) 
 def test_what_an_unfinished_pull_left_is_shown_and_can_be_removed(store: ModelStore) -> None:
     assert not store.unfinished()
     (store.partial("org/m") / "downloads").mkdir(parents=True)
-    assert list(store.unfinished()) == ["org/m"]
+    (store.partial("org/m") / "source").write_text("org/m")
+    assert not store.unfinished()  # nothing that a pull could go on with
+    (store.partial("org/m") / "downloads" / "x.part").write_bytes(b"12345")
+    assert store.unfinished() == {"org/m": 5}
     store.remove("org/m")
     assert not store.unfinished()
+
+
+def test_a_file_in_place_of_the_store_is_named(store: ModelStore) -> None:
+    store.home.write_text("a file")
+    for use in (store.list, lambda: store.folder("m"), lambda: store.remove("m")):
+        with pytest.raises(ModelError, match=f"{store.home} is no folder; choose another place for models"):
+            use()
+    with pytest.raises(ModelError, match=f"{store.home}/locks cannot be used: Not a directory"), store.lock("m"):
+        pass
+
+
+def test_a_store_that_may_not_be_read_or_written_is_named_with_what_to_do(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_arguments: object, **_options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    for method in ("is_dir", "mkdir"):
+        monkeypatch.setattr(Path, method, refuse)
+    advice = "; choose another folder for models with SHOAL_HOME"
+    for use in (store.list, store.unfinished, lambda: store.has("m"), lambda: store.folder("m")):
+        with pytest.raises(ModelError, match=f"{store.home}.* cannot be used: Permission denied{advice}"):
+            use()
+    with pytest.raises(ModelError, match=f"locks cannot be used: Permission denied{advice}"), store.lock("m"):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe{", b'{"format_version": 1}'])
+def test_a_model_whose_manifest_cannot_be_read_is_told_of(
+    store: ModelStore, stage: Callable[..., Path], content: bytes
+) -> None:
+    store.add("m", stage(), source="x")
+    (store.folder("m") / "shoal.json").write_bytes(content)
+    assert not store.list()
+    assert list(store.unreadable()) == ["m"]
+    assert "shoal.json is not a model's manifest" in store.unreadable()["m"]
+    with pytest.raises(ModelError, match=r"m is damaged: .* again with `shoal pull --force SOURCE --name m`"):
+        store.folder("m")
+
+
+def test_a_manifest_that_names_no_types_can_be_shown(store: ModelStore, stage: Callable[..., Path]) -> None:
+    manifest = store.add("m", stage(), source="x")
+    assert msgspec.structs.replace(manifest, quantization={}).main_type == "unknown"
 
 
 def test_a_damaged_model_can_be_removed(store: ModelStore) -> None:

@@ -2,10 +2,18 @@
 
 import hashlib
 import json
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from shared.cli.mesh.ports import free_port
 from shared.errors import ModelError
 from shared.models.fetch.patience import Patience
 from shared.models.fetch.result import FetchedFile, FetchedFolder
@@ -13,6 +21,7 @@ from shared.models.fetch.web import fetch_web
 from shared.models.progress import Silent
 from shared.models.sources import WebSource
 from shared.models.weights import INDEX
+from tests.models.conftest import Pauses
 from tests.models.file_server import FileServer
 from tests.models.test_archive import make_tar
 
@@ -135,3 +144,58 @@ def test_a_lack_of_room_is_noticed_before_the_fetch(
         fetch_web(WebSource(f"{file_server.url}/x.gguf"), folder, Silent(), patience)
     assert needed == [2000]  # the file, and the model that it becomes
     assert file_server.ranges("x.gguf") == []
+
+
+@pytest.fixture(scope="module")
+def tls_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A web server whose certificate nobody has signed."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    request += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(request, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.handle_error = lambda *_arguments: None  # type: ignore[method-assign]  # clients leave in the handshake
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_an_untrusted_certificate_is_named_and_not_tried_again(
+    tls_url: str, folder: Path, patience: Patience, pauses: Pauses
+) -> None:
+    with pytest.raises(ModelError, match=r"x\.gguf cannot be fetched: its certificate is not trusted"):
+        fetch_web(WebSource(f"{tls_url}/x.gguf"), folder, Silent(), patience)
+    assert pauses.seconds == []
+
+
+def test_a_server_without_https_is_named_and_not_tried_again(
+    file_server: FileServer, folder: Path, patience: Patience, pauses: Pauses
+) -> None:
+    url = file_server.url.replace("http:", "https:")
+    with pytest.raises(ModelError, match="does not speak HTTPS"):
+        fetch_web(WebSource(f"{url}/x.gguf"), folder, Silent(), patience)
+    assert pauses.seconds == []
+
+
+def test_words_in_an_address_are_no_cause(folder: Path, patience: Patience, pauses: Pauses) -> None:
+    url = f"http://127.0.0.1:{free_port()}/certificate-InvalidMessage.gguf"
+    with pytest.raises(ModelError, match="nothing answers there"):
+        fetch_web(WebSource(url), folder, Silent(), patience)
+    assert len(pauses.seconds) == patience.max_failures
+
+
+def test_every_pause_is_told_with_its_reason(folder: Path, patience: Patience, pauses: Pauses) -> None:
+    url, said = f"http://127.0.0.1:{free_port()}/x.gguf", list[str]()
+    with pytest.raises(ModelError):
+        fetch_web(WebSource(url), folder, Silent(), replace(patience, say=said.append))
+    reason = f"{url} cannot be fetched: nothing answers there (connection refused)"
+    assert said == [f"{reason}; trying again in {pause_s:g} s" for pause_s in (0.5, 1, 2)]
+    assert pauses.seconds == [0.5, 1, 2]

@@ -140,3 +140,16 @@ def test_instances_are_told_apart_by_service_and_model_and_come_in_order(world: 
     assert [beat.instance_id for beat in world.directory.alive(Service.EXECUTOR, "tiny")] == ["executor-2"]
     assert [beat.instance_id for beat in world.directory.available(Service.EXECUTOR, "other")] == ["executor-1"]
     assert world.directory.alive(Service.GATEWAY) == []
+
+
+def test_only_the_executor_is_missing_if_a_scheduler_waits_for_one(world: _World) -> None:
+    for name in ("tokenizer-1", "detokenizer-1"):
+        world.directory.observe(_beat(name))
+    nobody = world.directory.num_available("tiny")
+    assert [service for service, count in nobody.items() if not count] == [Service.SCHEDULER, Service.EXECUTOR]
+    world.directory.observe(_beat("scheduler-1", models=()))  # it names the models of the executors that it holds
+    waiting = world.directory.num_available("tiny")
+    assert [service for service, count in waiting.items() if not count] == [Service.EXECUTOR]
+    world.directory.observe(_beat("executor-1"))
+    world.directory.observe(_beat("scheduler-1"))
+    assert all(world.directory.num_available("tiny").values())

@@ -4,18 +4,23 @@ Prompts are random common words, so that no server can reuse one, except for the
 """
 
 import asyncio
+import contextlib
 import json
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
 
 from shared.errors import OperatorError
+from shared.models.units import counted
 
 _TIMEOUT_S: Final = 600
+_MAX_SAID: Final = 300
+"""Characters of what a server says about a refusal."""
 _TEXT: Final = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -73,6 +78,8 @@ class Report:
     """Time between two chunks."""
     cached_share: float
     """Of all prompt tokens, from the server's prefix cache."""
+    first_failure: str | None = None
+    """What went wrong first, if anything did."""
 
 
 async def run(url: str, model: str, load: Load, *, concurrency: int, num_requests: int, key: str = "none") -> Report:
@@ -93,14 +100,14 @@ async def run(url: str, model: str, load: Load, *, concurrency: int, num_request
                 try:
                     streams.append(await _stream(session, url, model, prompt, load.num_output_tokens))
                 except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                    failures.append(str(error) or type(error).__name__)
+                    failures.append(_explain(error))
 
         began = time.perf_counter()
         await asyncio.gather(*(client(prompts) for _ in range(concurrency)))
         seconds = time.perf_counter() - began
     if not streams:
-        raise OperatorError(f"none of {num_requests} requests to {url} succeeded; the first failed with: {failures[0]}")
-    return _report(streams, concurrency=concurrency, num_failed=len(failures), seconds=seconds)
+        raise OperatorError(f"none of {counted(num_requests, 'request')} to {url} succeeded: {failures[0]}")
+    return _report(streams, failures, concurrency=concurrency, seconds=seconds)
 
 
 async def _stream(session: aiohttp.ClientSession, url: str, model: str, prompt: str, max_tokens: int) -> Stream:
@@ -117,7 +124,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, model: str, prompt: 
     began = time.perf_counter()
     async with session.post(f"{url}/v1/completions", json=body) as answer:
         if answer.status != 200:
-            raise ValueError(f"{answer.status}: {(await answer.text())[:300]}")
+            raise ValueError(_refusal(answer.status, await answer.text(errors="replace")))
         async for line in answer.content:
             if line.startswith(b"data: {"):
                 _take(stream, json.loads(line[6:]), time.perf_counter() - began)
@@ -129,7 +136,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, model: str, prompt: 
 
 def _take(stream: Stream, chunk: dict[str, Any], now: float) -> None:
     if "error" in chunk:
-        raise ValueError(str(chunk["error"]))
+        raise ValueError(f"the stream broke off: {_said(chunk['error'])}")
     choices, usage = chunk.get("choices"), chunk.get("usage")
     if choices and choices[0].get("text"):
         stream.chunk_times.append(now)
@@ -139,7 +146,34 @@ def _take(stream: Stream, chunk: dict[str, Any], now: float) -> None:
         stream.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
-def _report(streams: Sequence[Stream], *, concurrency: int, num_failed: int, seconds: float) -> Report:
+def _refusal(status: int, body: str) -> str:
+    """What a server answered instead of a stream: its own sentence, if it is one that a person can read."""
+    what = f"status {status}"
+    with contextlib.suppress(ValueError):
+        what = f"status {status} ({HTTPStatus(status).phrase})"
+    try:
+        said = _said(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        said = "" if body.lstrip().startswith("<") else body  # a page is for browsers
+    return f"the server answered with {what}{': ' if said.strip() else ''}{' '.join(said.split())[:_MAX_SAID]}"
+
+
+def _said(error: Any) -> str:
+    """The words of an error in OpenAI's shape, or in a simpler one."""
+    return str(error["message"] if isinstance(error, dict) and "message" in error else error)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"nothing answers there ({error.strerror or error.os_error})"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_TIMEOUT_S} s"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        return "the server closed the connection in the middle of an answer"
+    return str(error) or type(error).__name__
+
+
+def _report(streams: Sequence[Stream], failures: Sequence[str], *, concurrency: int, seconds: float) -> Report:
     num_tokens = [stream.num_output_tokens or len(stream.chunk_times) for stream in streams]
     gaps = [b - a for stream in streams for a, b in zip(stream.chunk_times, stream.chunk_times[1:], strict=False)]
     firsts = [stream.chunk_times[0] for stream in streams]
@@ -151,7 +185,7 @@ def _report(streams: Sequence[Stream], *, concurrency: int, num_failed: int, sec
     return Report(
         concurrency=concurrency,
         num_requests=len(streams),
-        num_failed=num_failed,
+        num_failed=len(failures),
         output_tokens=sum(num_tokens),
         seconds=seconds,
         output_tokens_per_s=sum(num_tokens) / seconds,
@@ -160,6 +194,7 @@ def _report(streams: Sequence[Stream], *, concurrency: int, num_failed: int, sec
         tpot_p50_ms=percentile(after_first, 0.5) * 1e3,
         itl_p99_ms=percentile(gaps, 0.99) * 1e3,
         cached_share=sum(stream.num_cached_tokens for stream in streams) / max(1, num_prompt_tokens),
+        first_failure=failures[0] if failures else None,
     )
 
 

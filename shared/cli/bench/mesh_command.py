@@ -23,10 +23,13 @@ def mesh_command(model: str, concurrency: list[int], requests: int, as_json: boo
 
     Two hundred words in, 128 tokens out, streamed over HTTP. What the mesh costs is the sum of all but the executor.
     """
+    click.echo(f"Starting a mesh for {model} …", err=True)
     with private_mesh(model) as mesh:
+        click.echo(f"It is ready after {mesh.ready_s:.1f} s; warming up …", err=True)
         asyncio.run(run(mesh.url, model, Load(num_output_tokens=16), concurrency=2, num_requests=4))  # warm up
         reports, costs = [], []
         for number in concurrency:
+            click.echo(f"{number * requests} requests, {number} at once …", err=True)
             report, cost = _measure(mesh, model, number, number * requests)
             reports.append(report)
             costs.append(cost)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import psutil
 
 from shared.cli.mesh import bound, readiness
+from shared.cli.mesh.find import home_folder
 from shared.cli.mesh.ports import free_port
+from shared.cli.mesh.state import MeshFolder
 from shared.errors import OperatorError
 
 _START_TIMEOUT_S = 180
@@ -68,3 +70,5 @@ def private_mesh(model: str, environ: Mapping[str, str] = os.environ) -> Iterato
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.returncode == 0:
+                MeshFolder(home_folder(None, environ), port).remove()  # nobody will look for its logs

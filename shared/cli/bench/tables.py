@@ -30,6 +30,10 @@ def print_reports(title: str, reports: list[Report], *, as_json: bool) -> None:
         return
     rows = [[format(getattr(report, name), form) for _, name, form in _COLUMNS] for report in reports]
     print_table(title, [heading for heading, _, _ in _COLUMNS], rows)
+    for report in reports:
+        if report.first_failure is not None:
+            sentence = f"{report.num_failed} failed at {report.concurrency} at once, the first: {report.first_failure}"
+            click.echo(sentence, err=True)
 
 
 def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:

@@ -14,10 +14,12 @@ _STATUS: Final = re.compile(r"status code: (\d{3})")
 _PASSING_STATUSES: Final = (408, 425, 429)
 _METADATA_SERVICE: Final = "169.254."
 """Where machines in a cloud ask for credentials: tried when nothing else gave any."""
+_ADDRESS: Final = re.compile(r"https?://[^\s,]*")
+_UNTRUSTED: Final = re.compile("certificate", re.IGNORECASE)
+_NOT_TLS: Final = re.compile(r"InvalidMessage|InvalidContentType")
 _CAUSES: Final = (
     ("dns error", "its host name cannot be resolved; is there a network?"),
     ("Connection refused", "nothing answers there (connection refused)"),
-    ("certificate", "its certificate is not trusted"),
     ("TimedOut", "it did not answer in time"),
     ("Timeout", "it did not answer in time"),
     ("IncompleteBody", "the connection broke off"),
@@ -40,7 +42,10 @@ def is_passing(error: BaseException) -> bool:
     status = _status(text)
     if status is not None:
         return status >= 500 or status in _PASSING_STATUSES
-    return "HttpError {" in text  # the connection failed or broke off
+    words = _ADDRESS.sub("", text)
+    if _UNTRUSTED.search(words) or _NOT_TLS.search(words):
+        return False
+    return "HttpError {" in words  # the connection failed or broke off
 
 
 def is_about_range(error: BaseException) -> bool:
@@ -60,8 +65,13 @@ def explain(error: BaseException, url: str, access_hint: str) -> ModelError:
         return ModelError(f"{url}: no credentials found; {access_hint}")
     if status is not None:
         return ModelError(f"{url}: the server answered with status {status}")
+    words = _ADDRESS.sub("", text)  # an address may hold any word
+    if _UNTRUSTED.search(words):
+        return ModelError(f"{url} cannot be fetched: its certificate is not trusted, or not valid for that host")
+    if _NOT_TLS.search(words):
+        return ModelError(f"{url} cannot be fetched: what answers there does not speak HTTPS; is it http://…?")
     for mark, cause in _CAUSES:
-        if mark in text:
+        if mark in words:
             return ModelError(f"{url} cannot be fetched: {cause}")
     return ModelError(f"{url} cannot be fetched: {_first_line(text)}")
 

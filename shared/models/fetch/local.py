@@ -14,6 +14,7 @@ def find_local(path: Path) -> Fetched:
             raise ModelError(f"{path} is not a GGUF file; give a .gguf file or a model's folder")
         return FetchedFile(path)
     if not path.is_dir():
-        raise ModelError(f"{path} does not exist")
+        hint = "; a file of a Hugging Face repository is written organisation/name:file.gguf"
+        raise ModelError(f"{path} does not exist{hint if path.suffix == '.gguf' else ''}")
     selection = select([entry.name for entry in path.iterdir()], str(path))
     return FetchedFile(path / selection.files[0]) if selection.is_gguf else FetchedFolder(path, is_ours=False)

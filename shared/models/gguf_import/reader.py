@@ -53,8 +53,8 @@ def read_gguf(path: Path) -> GGUFFile:
     if path.stat().st_size < len(_MAGIC) + 4:
         raise ModelError(f"{path} is not a GGUF file")
     cursor = _Cursor(path)
-    if cursor.take(len(_MAGIC)) != _MAGIC:
-        raise ModelError(f"{path} is not a GGUF file")
+    if (magic := cursor.take(len(_MAGIC))) != _MAGIC:
+        raise ModelError(f"{path} is not a GGUF file{' but a web page' if magic.lstrip()[:1] == b'<' else ''}")
     version = cursor.number("I")
     if version not in _VERSIONS:
         raise ModelError(f"{path} is a GGUF file of version {version}; little-endian files of 2 and 3 can be read")
