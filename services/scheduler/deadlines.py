@@ -1,8 +1,12 @@
 """When requests run out of time. Knows nothing of requests but their ids."""
 
 import heapq
+from typing import Final
 
 from shared.ids import RequestId
+
+_NUM_SPARE: Final = 100
+"""Moments of requests that have ended to keep before looking for them."""
 
 
 class Deadlines:
@@ -16,6 +20,9 @@ class Deadlines:
         """A request has to have ended at a moment of the clock."""
         self._moments[request_id] = moment
         heapq.heappush(self._heap, (moment, request_id))
+        if len(self._heap) > 2 * len(self._moments) + _NUM_SPARE:
+            self._heap = [(due, each) for each, due in self._moments.items()]
+            heapq.heapify(self._heap)
 
     def discard(self, request_id: RequestId) -> None:
         """A request has ended."""
@@ -31,5 +38,11 @@ class Deadlines:
                 late.append(request_id)
         return late
 
+    @property
+    def num_kept(self) -> int:
+        """Moments in memory, including some of requests that have ended."""
+        return len(self._heap)
+
     def __len__(self) -> int:
+        """Requests that have a deadline."""
         return len(self._moments)

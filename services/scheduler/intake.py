@@ -1,11 +1,12 @@
 """Which submissions become requests, how long the refused should wait, and the memory that makes submission and
 cancelling idempotent."""
 
+from bisect import bisect_left
 from collections import OrderedDict
 from typing import Final
 
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.fleet import Fleet, NeverFits
+from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.request import Request
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong, Unavailable
 from shared.ids import RequestId
@@ -40,9 +41,14 @@ class Intake:
         room = self._fleet.max_total_tokens(message.model)
         if room is None:
             raise Unavailable(f"no executor for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
-        self._check_queue(message.tenant, now)
         num_prompt_tokens = len(message.prompt_token_ids)
         max_tokens = max(1, room - num_prompt_tokens) if message.max_tokens is None else message.max_tokens
+        if num_prompt_tokens + max_tokens > room:  # whoever is told to come back later should have a chance then
+            raise PromptTooLong(
+                f"{num_prompt_tokens} tokens of prompt and {max_tokens} to generate make"
+                f" {num_prompt_tokens + max_tokens}; an executor holds {room}"
+            )
+        self._check_queue(message.tenant, now)
         try:
             request = Request(
                 message.request_id,
@@ -59,11 +65,6 @@ class Intake:
             self._fleet.add(request)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
-        except NeverFits as error:
-            raise PromptTooLong(
-                f"{num_prompt_tokens} tokens of prompt and {max_tokens} to generate make {error.num_tokens};"
-                f" an executor holds {error.max_tokens}"
-            ) from None
         self._num_arrivals += 1
         return request
 
@@ -87,7 +88,7 @@ class Intake:
 
     def _retry_after_s(self, num_places: int, now: float) -> float:
         """When so many places will be free, if requests go on to start as fast as lately."""
-        recent = sum(start >= now - _RATE_WINDOW_S for start in self._starts)
+        recent = len(self._starts) - bisect_left(self._starts, now - _RATE_WINDOW_S)
         if not recent:
             return RETRY_AFTER_S
         return min(_MAX_RETRY_AFTER_S, max(RETRY_AFTER_S, num_places * _RATE_WINDOW_S / recent))

@@ -177,6 +177,8 @@ def submission(
     end_token_ids: tuple[int, ...] = (),
     tenant: str = "a",
     num_logprobs: int | None = None,
+    priority: int = 0,
+    timeout_ms: int | None = None,
 ) -> SubmitTokens:
     return SubmitTokens(
         request_id=RequestId(name),
@@ -188,4 +190,6 @@ def submission(
         text=TextOptions(),
         num_choices=num_choices,
         max_tokens=max_tokens,
+        priority=priority,
+        timeout_ms=timeout_ms,
     )

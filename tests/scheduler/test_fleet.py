@@ -202,3 +202,28 @@ def test_stopping_what_has_ended_or_never_was_does_nothing(herd: Herd) -> None:
     assert herd.fleet.stop(request.request_id, 0, 1) == []
     assert herd.fleet.stop(RequestId("unknown"), 0, 1) == []
     assert herd.fleet.cancel(RequestId("unknown")) == []
+
+
+@pytest.mark.parametrize("how", ["lost", "drained"])
+def test_what_waited_on_an_executor_with_another_block_size_finds_and_leaves_the_right_blocks(
+    herd: Herd, how: str
+) -> None:
+    """Its blocks' keys were made for the size that it waited for."""
+    herd.attach(A, make_capacity(max_slots=1, block_size=6))
+    first = make_request("first", LONG, max_tokens=2)
+    second = make_request("second", [*LONG[:12], 30, 31, 32, 33], arrival=1, max_tokens=2)
+    herd.fleet.add(first)
+    herd.fleet.add(second)
+    herd.step()
+    if how == "lost":
+        herd.lose(A)
+    else:
+        herd.take(herd.fleet.drain_executor(A))
+    herd.attach(B, make_capacity(block_size=4))
+    third = make_request("third", list(second.prompt), arrival=2, max_tokens=2)
+    herd.finish()
+    herd.fleet.add(third)
+    herd.finish()
+    assert third.num_cached_tokens == 15, "all of its prompt but the last token, in blocks of four"
+    for request in (first, second, third):
+        assert herd.tokens[request.request_id] == expected_output(request)

@@ -7,6 +7,7 @@ import pytest
 from services.scheduler.core.fleet import NeverFits
 from services.scheduler.core.pins import Pin
 from shared.ids import InstanceId
+from shared.messages import Outcome
 from tests.scheduler.driver import expected_output, make_capacity, make_request
 from tests.scheduler.herd import LONG, A, B, Herd
 
@@ -112,3 +113,21 @@ def test_tenants_do_not_find_each_others_pins(herd: Herd) -> None:
     herd.fleet.add(user)
     herd.finish()
     assert user.num_cached_tokens == 0
+
+
+def test_a_request_that_was_accepted_goes_on_where_a_pin_has_to_give_way_to_it(herd: Herd) -> None:
+    herd.attach(A, make_capacity(num_blocks=16))
+    herd.fleet.pin(pin_of("system", list(range(32))))
+    herd.finish()
+    assert num_pinned(herd, A) == 8
+    herd.attach(B, make_capacity(num_blocks=64))
+    herd.finish()
+    accepted = make_request("accepted", [9] * 40, arrival=1, max_tokens=10)
+    herd.fleet.add(accepted)
+    for _ in range(3):
+        herd.step()
+    herd.lose(B)
+    herd.finish()
+    assert herd.ends[accepted.request_id].outcome is Outcome.COMPLETED
+    assert herd.tokens[accepted.request_id] == expected_output(accepted)
+    assert num_pinned(herd, A) == 8, "made again when there was room again"

@@ -13,7 +13,7 @@ MAX_WAIT = 1000
 
 def steps_of(bench: Bench, request: Request, stream: list[Request], max_steps: int) -> list[StepPlan]:
     """Steps until a request has ended, with one more of a stream queued before each."""
-    plans = []
+    plans: list[StepPlan] = []
     while request.request_id not in bench.ends():
         assert len(plans) < max_steps, "still waits"
         bench.add(stream[len(plans)])

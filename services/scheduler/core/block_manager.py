@@ -154,6 +154,8 @@ class BlockManager:
 
     def commit(self, choice: Choice) -> None:
         """Let others find the choice's full blocks whose tokens are known and planned."""
+        if choice.num_computed_tokens < (choice.num_committed_blocks + 1) * self.block_size:
+            return  # as most of the time, for whoever goes on by one token
         assert choice.key_chain is not None, "only an admitted choice has blocks to commit"
         num_full = min(choice.num_computed_tokens, choice.num_known_tokens) // self.block_size
         if num_full <= choice.num_committed_blocks:

@@ -10,7 +10,8 @@ from typing import Final
 _MEMORY: Final = 0.9
 """What a measurement still counts after the next one: the last ten or so matter."""
 _FIRST_BUDGET: Final = 64
-_MAX_STEP_S: Final = 3600.0
+MAX_STEP_S: Final = 3600.0
+"""A time that is longer is none: a clock that jumped."""
 _MAX_BUDGET: Final = 1e9
 _MIN_BUDGET: Final = 16
 """Prompts go on, however slow the machine: one block's worth of tokens."""
@@ -58,13 +59,6 @@ class PromptBudget:
         self._weight = self._tokens = self._rows = self._time = 0.0
         """Sums over the steps so far, each worth less than the next."""
         self._tokens_squared = self._tokens_by_time = 0.0
-        self._all_tokens = self._all_time = 0.0
-        """The same for steps of every kind."""
-
-    @property
-    def token_seconds(self) -> float | None:
-        """What a token of any kind takes, over the latest steps; None before the first."""
-        return self._all_time / self._all_tokens if self._all_tokens else None
 
     def num_prompt_tokens(self, num_output_rows: int) -> int:
         """Tokens of prompts that the next step may compute beside `num_output_rows` running outputs."""
@@ -73,13 +67,9 @@ class PromptBudget:
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """Learn from a step. Times that make no sense are passed over."""
-        if not 0 < duration_s < _MAX_STEP_S:
+        if not 0 < duration_s < MAX_STEP_S or shape.num_output_rows == 0:
             return
         tokens = shape.num_prompt_tokens
-        self._all_tokens = self._all_tokens * _MEMORY + tokens + shape.num_output_rows
-        self._all_time = self._all_time * _MEMORY + duration_s
-        if shape.num_output_rows == 0:
-            return
         self._weight = self._weight * _MEMORY + 1
         self._rows = self._rows * _MEMORY + shape.num_output_rows
         self._tokens = self._tokens * _MEMORY + tokens

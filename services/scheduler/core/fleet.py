@@ -134,14 +134,15 @@ class Fleet:
 
     def max_total_tokens(self, model: str) -> int | None:
         """The most tokens of prompt and output that a choice can have; None if no executor serves the model."""
-        of_model = (scheduler for scheduler in self._schedulers.values() if scheduler.capacity.model == model)
-        return max((scheduler.max_total_tokens for scheduler in of_model), default=None)
+        return max((scheduler.max_total_tokens for scheduler in self._of_model(model)), default=None)
 
     def add(self, request: Request) -> None:
         """Queue a request where it is best off. Raises NeverFits if no executor could ever hold it."""
         if request.request_id in self._requests:
             raise ValueError(f"{request.request_id} is in the fleet already")
-        self._check_fits(request)
+        limit = self.max_total_tokens(request.model)
+        if limit is not None and request.max_total_tokens > limit:
+            raise NeverFits(request.max_total_tokens, limit)
         self._requests[request.request_id] = request
         self._place(request)
 
@@ -218,18 +219,14 @@ class Fleet:
     def _requests_of(self, home: Scheduler) -> list[Request]:
         return [self._requests[request_id] for request_id, where in self._homes.items() if where is home]
 
-    def _check_fits(self, request: Request) -> None:
-        limit = self.max_total_tokens(request.model)
-        if limit is not None and request.max_total_tokens > limit:
-            raise NeverFits(request.max_total_tokens, limit)
+    def _of_model(self, model: str) -> list[Scheduler]:
+        return [scheduler for scheduler in self._schedulers.values() if scheduler.capacity.model == model]
 
     def _place(self, request: Request) -> None:
-        """Put a request on the executor that would reach it first."""
-        able = [
-            scheduler
-            for scheduler in self._serving(request.model)
-            if request.max_total_tokens <= scheduler.max_total_tokens
-        ]
+        """Put a request on the executor that the placement chooses. Pins give way where it fits nowhere else."""
+        num_tokens, serving = request.max_total_tokens, self._serving(request.model)
+        able = [scheduler for scheduler in serving if num_tokens <= scheduler.max_total_tokens]
+        able = able or [scheduler for scheduler in serving if num_tokens <= scheduler.max_tokens_without_pins]
         home = self._lobby
         if len(able) == 1:
             home = able[0]
@@ -314,10 +311,9 @@ class Fleet:
             self._set_home(request, self._lobby)
             return self._end(request, Outcome.CANCELLED)
         self._place(request)
-        try:
-            self._check_fits(request)
-        except NeverFits as error:
-            return self._end(request, Outcome.FAILED, str(error))
+        limit = max((scheduler.max_tokens_without_pins for scheduler in self._of_model(request.model)), default=None)
+        if limit is not None and request.max_total_tokens > limit:
+            return self._end(request, Outcome.FAILED, str(NeverFits(request.max_total_tokens, limit)))
         if request.num_losses >= MAX_LOSSES:
             reason = f"{request.num_losses} executors in a row died while they ran this request"
             return self._end(request, Outcome.FAILED, reason)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.step_cost import StepCost, Typical
 
 
 class Placement(Protocol):
@@ -20,21 +21,24 @@ class Placement(Protocol):
 
 
 class SoonestPlacement:
-    """Where the request would be reached first: by the queue, the free blocks, and how much of the prompt is there."""
+    """Where the request would be done first: by the queue, the free blocks, and how much of the prompt is there."""
 
     def choose(self, request: Request, able: Sequence[Scheduler]) -> Scheduler:
-        """The one that would reach it first; of equals the first."""
-        typical = _typical_token_seconds(able)
-        return min(able, key=lambda scheduler: scheduler.seconds_until(request, typical))
+        """The one that would be done with it first; of equals the first."""
+        typical = _typical(able)
+        return min(able, key=lambda scheduler: scheduler.seconds_to_finish(request, typical))
 
     def should_move(self, request: Request, busy: Scheduler, idle: Scheduler) -> bool:
-        """Whether it would be reached sooner, even if parts of its prompt are in the cache where it waits."""
-        typical = _typical_token_seconds((idle, busy))
-        waited_for = busy.seconds_until(request, typical, is_there=True)
-        return idle.seconds_until(request, typical) < waited_for
+        """Whether it would be done sooner, even if parts of its prompt are in the cache where it waits."""
+        typical = _typical((idle, busy))
+        waited_for = busy.seconds_to_finish(request, typical, is_there=True)
+        return idle.seconds_to_finish(request, typical) < waited_for
 
 
-def _typical_token_seconds(schedulers: Sequence[Scheduler]) -> float:
-    """What a token takes on an executor that has not been measured yet: as on the others."""
-    measured = [s.token_seconds for s in schedulers if s.token_seconds is not None]
-    return sum(measured) / len(measured) if measured else 1.0
+def _typical(schedulers: Sequence[Scheduler]) -> Typical:
+    """Their averages. How long outputs are is up to the requests, so it must be the same for all that are compared."""
+    measured = [cost for scheduler in schedulers if (cost := scheduler.step_cost) is not None]
+    cost = StepCost(0.0, 1.0)
+    if measured:
+        cost = StepCost(*(sum(column) / len(measured) for column in zip(*measured, strict=True)))
+    return Typical(cost, sum(scheduler.typical_output for scheduler in schedulers) / len(schedulers))

@@ -56,9 +56,9 @@ class PlanBuilder:
         self._sampled_rows: Int32Array = array("i")
 
     @property
-    def has_rows(self) -> bool:
-        """Whether the step computes anything."""
-        return bool(self._slots)
+    def num_rows(self) -> int:
+        """Choices that the step computes tokens of."""
+        return len(self._slots)
 
     def assign(self, choice: Choice, copied: tuple[BlockId, BlockId] | None) -> None:
         """Have the executor take in a choice, with its tokens and block table as they are now."""
@@ -90,7 +90,8 @@ class PlanBuilder:
         self._starts.append(choice.num_computed_tokens)
         self._counts.append(num_tokens)
         self._num_new_blocks.append(len(new_blocks))
-        self._new_block_ids.extend(new_blocks)
+        if new_blocks:
+            self._new_block_ids.extend(new_blocks)
         self.num_tokens += num_tokens
         self.num_bytes += ROW_BYTES
         choice.num_computed_tokens += num_tokens
@@ -98,13 +99,13 @@ class PlanBuilder:
 
     def _charge(self, choice: Choice) -> None:
         """Count what is computed for the first time."""
-        num_new = choice.num_computed_tokens - choice.num_tokens_charged
+        num_computed = choice.num_computed_tokens
+        num_new = num_computed - choice.num_tokens_charged
         if num_new > 0:
             request = choice.request
-            is_output = choice.num_computed_tokens > len(request.prompt)
-            weight = OUTPUT_TOKEN_WEIGHT if is_output else PROMPT_TOKEN_WEIGHT
+            weight = OUTPUT_TOKEN_WEIGHT if num_computed > len(request.prompt) else PROMPT_TOKEN_WEIGHT
             self.charges[request.tenant] = self.charges.get(request.tenant, 0.0) + weight * num_new
-            choice.num_tokens_charged = choice.num_computed_tokens
+            choice.num_tokens_charged = num_computed
 
     def was_computed_before(self, choice: Choice, num_tokens: int) -> bool:
         """Whether a running choice's first tokens were in its blocks before this step."""

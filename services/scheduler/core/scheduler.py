@@ -25,6 +25,7 @@ from services.scheduler.core.pins import PinnedBlocks
 from services.scheduler.core.plan import ROW_BYTES, PlanBuilder, assignment_bytes, longest_choice
 from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.request import Choice, ChoiceState, Request
+from services.scheduler.core.step_cost import StepCost, StepCosts, Typical
 from services.scheduler.core.waiting import WaitingQueue
 from shared.ids import BlockId, SlotId
 from shared.messages import (
@@ -86,23 +87,32 @@ class Scheduler:
         self.blocks = BlockManager(BlockPool(capacity.num_blocks), cache, capacity.block_size)
         self.pins = PinnedBlocks(self.blocks)
         self._budget = PromptBudget(limits)
+        self._costs = StepCosts()
         self._share_prompts = share_prompts
         self._shares = shares
         self._free_slots = [SlotId(slot) for slot in reversed(range(capacity.max_slots))]
         self._released_slots = array("i")
         self._in_flight: deque[_InFlight] = deque()
         self._next_step_id = 1
-        self._typical_output = _FIRST_TYPICAL_OUTPUT
+        self.typical_output = _FIRST_TYPICAL_OUTPUT
+        """Tokens that outputs have had lately."""
 
     # Requests come and go.
 
     @property
     def max_total_tokens(self) -> int:
-        """The most tokens of prompt and output that a choice can have here, if it is alone."""
+        """The most tokens of prompt and output that a choice accepted now can have, if it is alone."""
+        return self._max_tokens_in(self.capacity.num_blocks - self.pins.num_blocks)
+
+    @property
+    def max_tokens_without_pins(self) -> int:
+        """The same for one that was accepted before: pins give way to it."""
+        return self._max_tokens_in(self.capacity.num_blocks)
+
+    def _max_tokens_in(self, num_blocks: int) -> int:
         capacity = self.capacity
         in_plan = longest_choice(self._budget.limits.max_plan_bytes, capacity.block_size, capacity.max_slots)
-        in_blocks = (capacity.num_blocks - self.pins.num_blocks) * capacity.block_size
-        return min(capacity.max_model_len, in_blocks, in_plan)
+        return min(capacity.max_model_len, num_blocks * capacity.block_size, in_plan)
 
     def withdraw(self, request: Request) -> None:
         """Give up a request of which nothing runs here, so that another executor can have it."""
@@ -170,7 +180,7 @@ class Scheduler:
         prompts = self._continue_running(step)
         self._admit_waiting(step, prompts)
         self._compute_prompts(step, prompts)
-        return self._close_plan(step) if step.has_rows else None
+        return self._close_plan(step) if step.num_rows else None
 
     def apply(self, result: StepResult) -> list[Event]:
         """Take in what a step sampled. Raises StepMismatch, and changes nothing, unless it is the oldest in flight."""
@@ -183,6 +193,7 @@ class Scheduler:
             )
         self._in_flight.popleft()
         self._budget.observe(step.shape, result.duration_s)
+        self._costs.observe(step.shape, result.duration_s)
         self.blocks.busy_s += result.duration_s
         failures = {failure.row: failure.reason for failure in result.failures}
         logprobs = result.logprobs or (None,) * len(step.sampled)
@@ -210,24 +221,29 @@ class Scheduler:
         return bool(self._free_slots) and self.blocks.num_free_blocks > policy.admission_headroom(len(self.running))
 
     @property
-    def token_seconds(self) -> float | None:
-        """What a token takes here, over the latest steps; None before the first."""
-        return self._budget.token_seconds
+    def step_cost(self) -> StepCost | None:
+        """What steps cost here, over the latest ones; None before the first."""
+        return self._costs.cost
 
-    def seconds_until(self, request: Request, typical_token_s: float, *, is_there: bool = False) -> float:
-        """About how long it would take to compute what is here already and then this request's prompt.
+    def seconds_to_finish(self, request: Request, typical: Typical, *, is_there: bool = False) -> float:
+        """About how long a request would take here: the tokens that come before its own or with them, and the steps.
 
-        What is here are known tokens, and as many more for each choice as outputs have had lately, half for those that
-        run. Blocks that are not free count like tokens to be computed before. `is_there`: the request is among them.
+        What is here are known tokens, and a typical output for each choice; two for those that run, since they make the
+        request's steps longer and it makes theirs longer. Blocks that are not free count like tokens to be computed
+        before. Its own output takes a step for each token, once as many outputs before it are through as wait for a
+        slot. `is_there`: the request is among them.
         """
-        num_choices = len(self.waiting) + len(self.running) / 2 - is_there
+        cost = self.step_cost or typical.cost
+        num_waiting = len(self.waiting) - is_there
         num_cached = self.blocks.num_cached_tokens(request)
-        num_tokens = self.num_outstanding_tokens + num_choices * self._typical_output - num_cached
+        num_tokens = (num_waiting + 2 * len(self.running)) * typical.num_output_tokens
+        num_tokens += self.num_outstanding_tokens - num_cached
         if not is_there:
             num_tokens += len(request.prompt)
             num_needed = -(-(len(request.prompt) - num_cached) // self.capacity.block_size)
             num_tokens += max(0, num_needed - self.blocks.num_free_blocks) * self.capacity.block_size
-        return num_tokens * (self.token_seconds or typical_token_s)
+        num_steps = typical.num_output_tokens * (1 + num_waiting / max(1, self.capacity.max_slots))
+        return num_tokens * cost.token_s + num_steps * cost.step_s
 
     def check_invariants(self) -> None:
         """Raise AssertionError if queues, slots and blocks do not agree with one another."""
@@ -338,7 +354,7 @@ class Scheduler:
     def _fits_plan(self, choice: Choice, step: PlanBuilder) -> bool:
         """Whether the message that carries the step has room for one more assignment, and a row for each slot."""
         num_blocks = -(-choice.num_known_tokens // self.capacity.block_size)
-        rows = ROW_BYTES * (self.capacity.max_slots - len(self.running))
+        rows = ROW_BYTES * (self.capacity.max_slots - step.num_rows)
         size = step.num_bytes + rows + assignment_bytes(choice, num_blocks)
         return size <= self._budget.limits.max_plan_bytes
 
@@ -349,7 +365,7 @@ class Scheduler:
         """
         if not prompts:
             return
-        prompts.sort(key=_place)
+        prompts.sort(key=self._order_of_prompts)
         needs = [choice.num_tokens_to_compute for choice in prompts]
         budget = self._budget.num_prompt_tokens(step.num_output_rows)
         shares = self._share_prompts(needs, budget, self._budget.limits.max_chunk_tokens)
@@ -465,7 +481,7 @@ class Scheduler:
         choice.move_to(ChoiceState.FINISHED)
         choice.finish_reason = reason
         if reason is not None:
-            self._typical_output += (len(choice.output) - self._typical_output) / _NUM_TYPICAL
+            self.typical_output += (len(choice.output) - self.typical_output) / _NUM_TYPICAL
         if choice.index == 0:
             self._free_held(choice.request)
 

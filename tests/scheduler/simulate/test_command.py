@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from services.scheduler import bench
 from services.scheduler.simulate.__main__ import main
+from shared.cli import bench as bench_group
 from shared.cli.forwarded import forwarded
 from shared.errors import OperatorError
 
@@ -48,7 +50,9 @@ def test_all_policies_are_a_list_in_json_and_a_row_each_in_text(capsys: pytest.C
     assert [line.split()[0] for line in lines[4:8]] == names
 
 
-@pytest.mark.parametrize("arguments", [["--requests", "0"], ["--executors", "x"], ["--load", "nan"], ["--policy", "lru"]])
+@pytest.mark.parametrize(
+    "arguments", [["--requests", "0"], ["--executors", "x"], ["--load", "nan"], ["--policy", "lru"]]
+)
 def test_an_argument_that_makes_no_sense_is_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -88,3 +92,17 @@ def test_a_service_that_is_not_installed_is_a_plain_sentence() -> None:
     result = CliRunner().invoke(forwarded("simulate", "services.absent.simulate", "Simulate."), [])
     assert isinstance(result.exception, OperatorError)
     assert "pip install 'shoal[absent]'" in str(result.exception)
+
+
+def test_bench_without_a_subcommand_measures_the_scheduler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def note(command: list[str], *, check: bool) -> "subprocess.CompletedProcess[str]":
+        measured.append(command[2])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(bench_group, "mesh_command", click.Command("mesh", callback=lambda: measured.append("mesh")))
+    monkeypatch.setattr(subprocess, "run", note)
+    result = CliRunner().invoke(bench_group.command, [])
+    assert result.exit_code == 0, result.output
+    assert measured == ["mesh", "services.scheduler.bench"]

@@ -1,13 +1,15 @@
 """The simulator: deterministic, complete, and telling policies apart where they differ."""
 
+from itertools import pairwise
+
 import pytest
 
 from services.scheduler.simulate.policies import POLICIES, SHOAL
-from services.scheduler.simulate.report import first_token_times, is_short, percentile
+from services.scheduler.simulate.report import first_token_times, of_modest_tenants, percentile, with_short_prompts
 from services.scheduler.simulate.simulation import Served, Simulation, WentWrong
-from services.scheduler.simulate.step_times import CPU, GPU
+from services.scheduler.simulate.step_times import CPU, GPU, MODEL, Profile
 from services.scheduler.simulate.trace import MAX_OUTPUT_TOKENS, TRACES
-from shared.messages import Outcome
+from shared.messages import ExecutorCapacity, Outcome
 from tests.scheduler.simulate.scenes import figures, make_trace, simulate
 
 
@@ -31,7 +33,7 @@ def test_another_seed_places_at_random_otherwise() -> None:
 @pytest.mark.parametrize("kind", TRACES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_gets_all_its_tokens_in_order_and_after_it_arrived(kind: str, policy: str) -> None:
-    trace = make_trace(kind, requests=80)
+    trace = make_trace(kind, requests=60)
     served = simulate(trace, policy, executors=2)
     assert sorted(map(id, trace)) == sorted(id(each.request) for each in served)
     for each in served:
@@ -55,7 +57,7 @@ def test_a_turn_comes_after_the_answer_before_it_and_the_time_to_think() -> None
 def test_a_lone_request_takes_as_long_as_its_steps() -> None:
     trace = make_trace("poisson", requests=1)
     [served] = simulate(trace, executors=1)
-    gaps = [after - before for before, after in zip(served.token_times, served.token_times[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(served.token_times)]
     times = CPU.step_times
     for number, gap in enumerate(gaps):
         num_context_tokens = len(trace[0].prompt) + number + 1
@@ -69,12 +71,12 @@ def test_a_faster_executor_is_faster() -> None:
     assert _p99_to_first_token(fast) < _p99_to_first_token(slow) / 5
 
 
-def test_blocks_that_run_short_show_as_preemptions_and_change_no_output() -> None:
-    small = CPU.capacity.__class__("model", 520, 16, 64, 8192, 512)
-    profile = CPU.__class__("small", "few blocks", small, CPU.step_times)
-    simulation = Simulation(
-        make_trace("poisson", requests=150, per_second=50), SHOAL, profile, num_executors=1, seed=0
+def test_blocks_that_run_short_show_as_preemptions_and_everybody_is_served() -> None:
+    small = ExecutorCapacity(
+        MODEL, num_blocks=520, block_size=16, max_slots=64, max_model_len=8192, max_step_tokens=512
     )
+    profile = Profile("small", "few blocks", small, CPU.step_times)
+    simulation = Simulation(make_trace("poisson", requests=150, per_second=50), SHOAL, profile, num_executors=1, seed=0)
     simulation.run()
     assert simulation.num_preemptions > 0
 
@@ -122,17 +124,11 @@ def test_a_flood_leaves_other_tenants_their_share() -> None:
 
 def test_modest_tenants_hardly_wait_while_one_floods() -> None:
     trace = make_trace("tenants", requests=500, per_second=9)
-    waits = {
-        policy: _p99_to_first_token([each for each in simulate(trace, policy) if each.request.tenant != "flood"])
-        for policy in ("shoal", "fcfs")
-    }
+    waits = {policy: _p99_to_first_token(of_modest_tenants(simulate(trace, policy))) for policy in ("shoal", "fcfs")}
     assert waits["shoal"] < waits["fcfs"] / 3
 
 
 def test_short_prompts_do_not_wait_for_long_ones() -> None:
     trace = make_trace("long-tail", per_second=6)
-    waits = {
-        policy: _p99_to_first_token([each for each in simulate(trace, policy) if is_short(each)])
-        for policy in ("shoal", "fcfs")
-    }
+    waits = {policy: _p99_to_first_token(with_short_prompts(simulate(trace, policy))) for policy in ("shoal", "fcfs")}
     assert waits["shoal"] < waits["fcfs"] / 2

@@ -22,7 +22,9 @@ def test_steps_on_a_line_give_that_line_back(line: StepTimes) -> None:
         assert _predicted(fitted, *point) == pytest.approx(_predicted(line, *point), rel=1e-3)
 
 
-@pytest.mark.parametrize("steps", [[], [MeasuredStep(1, 0, 10, 5.0)], [MeasuredStep(n, 0, n, 5.0) for n in range(1, 9)]])
+@pytest.mark.parametrize(
+    "steps", [[], [MeasuredStep(1, 0, 10, 5.0)], [MeasuredStep(n, 0, n, 5.0) for n in range(1, 9)]]
+)
 def test_steps_that_are_too_much_alike_are_refused(steps: list[MeasuredStep]) -> None:
     with pytest.raises(ValueError, match="do not tell"):
         fit(steps)

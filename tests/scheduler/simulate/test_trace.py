@@ -1,6 +1,7 @@
 """The traces: as many requests as asked for, about one a second, reproducible, and of the kind they are named for."""
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -15,7 +16,7 @@ def _make(kind: str, requests: int = 1000, seed: int = 3) -> Trace:
 
 def _gaps(trace: Trace) -> list[float]:
     moments = sorted(request.arrives_s for request in trace)
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    return [after - before for before, after in pairwise(moments)]
 
 
 @pytest.mark.parametrize("kind", TRACES)
