@@ -5,6 +5,7 @@ from statistics import mean
 
 import pytest
 
+from services.scheduler.core.prefix_cache import NoPrefixCache
 from services.scheduler.core.request import Request
 from tests.scheduler.driver import Bench, expected_output, make_capacity, make_request
 
@@ -101,3 +102,21 @@ def test_priority_outranks_fairness_and_the_low_ones_get_the_rest() -> None:
     bench.add(*served_most, served_least)
     bench.finish()
     assert list(bench.ended_in_step)[-1] == "low"
+
+
+def test_a_tenant_is_charged_once_for_each_token_computed_and_not_for_those_found_or_computed_again() -> None:
+    bench = Bench(make_capacity(max_slots=1), cache=NoPrefixCache(), max_chunk=8)
+    bench.add(make_request("r", [1] * 20, max_tokens=6, priority=1))
+    for _ in range(5):
+        bench.step()
+    bench.add(make_request("high", [2] * 4, arrival=1, max_tokens=1, tenant="b"))
+    bench.finish()
+    assert bench.scheduler.num_preemptions == 1
+    assert bench.executor.num_tokens_computed > 20 + 5 + 4, "some were computed again"
+    assert bench.shares.served("a") == 20 + 2 * 5, "an output token counts twice; the last one is not computed"
+
+    cached = Bench()
+    for number in range(2):
+        cached.add(make_request(f"r{number}", list(range(20)), arrival=number, max_tokens=1))
+        cached.finish()
+    assert cached.shares.served("a") == 20 + 1, "the second found all but its last token"

@@ -210,16 +210,18 @@ def test_what_waited_on_an_executor_with_another_block_size_finds_and_leaves_the
 ) -> None:
     """Its blocks' keys were made for the size that it waited for."""
     herd.attach(A, make_capacity(max_slots=1, block_size=6))
-    first = make_request("first", LONG, max_tokens=2)
+    first = make_request("first", LONG, max_tokens=9)
     second = make_request("second", [*LONG[:12], 30, 31, 32, 33], arrival=1, max_tokens=2)
     herd.fleet.add(first)
     herd.fleet.add(second)
-    herd.step()
+    for _ in range(3):
+        herd.step()
+    assert second.choices[0].key_chain is not None, "it was looked at"
+    herd.attach(B, make_capacity(block_size=4))
     if how == "lost":
         herd.lose(A)
     else:
         herd.take(herd.fleet.drain_executor(A))
-    herd.attach(B, make_capacity(block_size=4))
     third = make_request("third", list(second.prompt), arrival=2, max_tokens=2)
     herd.finish()
     herd.fleet.add(third)

@@ -116,9 +116,7 @@ def test_the_rate_is_that_of_lately() -> None:
     assert refusal(door, now=90.0).retry_after_s == 1.0, "nothing started lately, so nothing is known"
 
 
-def test_the_refused_wait_for_as_many_places_as_are_too_few_but_a_minute_at_most() -> (
-    None
-):
+def test_the_refused_wait_for_as_many_places_as_are_too_few_but_a_minute_at_most() -> None:
     door = Door(max_waiting_requests=2)
     door.intake.started(1.0)
     for number in range(4):  # what ran on the executor waits again, beyond the limit

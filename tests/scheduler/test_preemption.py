@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.scheduler.core.prefix_cache import NoPrefixCache
 from services.scheduler.core.request import ChoiceState, Request
 from tests.scheduler.driver import Bench, expected_output, make_capacity, make_request
 
@@ -175,3 +176,69 @@ def test_one_tenant_gives_way_to_another_only_down_to_its_part_and_only_twice() 
     assert all(request.choices[0].num_times_gave_way <= 2 for request in [*flood, *late])
     for request in [*flood, *late]:
         assert bench.output(request) == expected_output(request)
+
+
+@pytest.mark.parametrize("max_chunk", [4, 64])
+def test_choices_do_not_start_from_a_prompt_that_is_computed_again_in_the_same_step(max_chunk: int) -> None:
+    """The first choice was preempted before the others got a slot; all of them are seated again together."""
+    bench = Bench(make_capacity(max_slots=2), cache=NoPrefixCache(), max_chunk=max_chunk)
+    other = make_request("other", [5] * 4, arrival=0, max_tokens=12)
+    low = make_request("low", list(range(10)), arrival=1, max_tokens=12, num_choices=2, priority=LOW)
+    run_until_decoding(bench, other, low)
+    high = make_request("high", [9] * 4, arrival=2, max_tokens=14)
+    bench.add(high)
+    bench.step()
+    assert [choice.state for choice in low.choices] == [ChoiceState.PREEMPTED, ChoiceState.WAITING]
+    bench.take(bench.scheduler.cancel(other))
+    bench.take(bench.scheduler.cancel(high))
+    bench.finish()
+    for index in range(2):
+        assert bench.output(low, index) == expected_output(low, index)
+
+
+def test_a_choice_that_gave_way_to_another_tenant_twice_runs_to_its_end_and_the_next_one_gives_way() -> None:
+    bench = Bench(make_capacity(max_slots=4, num_blocks=256))
+    many = [make_request(f"a{i}", [i] * 4, arrival=i, max_tokens=100) for i in range(4)]
+    run_until_decoding(bench, *many)
+    for number in range(4):
+        short = make_request(f"b{number}", [40 + number] * 4, arrival=10 + number, max_tokens=2, tenant="b")
+        bench.add(short)
+        for _ in range(6):
+            bench.step()
+        assert bench.output(short) == expected_output(short), "it was served at once every time"
+    assert [request.choices[0].num_times_gave_way for request in many] == [0, 0, 2, 2]
+    bench.finish()
+
+
+def test_nobody_is_preempted_for_one_that_waits_for_a_prefix_being_computed() -> None:
+    bench = Bench(make_capacity(num_blocks=256, max_slots=3), max_chunk=8)
+    low = [make_request(f"low{i}", [i] * 4, arrival=i, max_tokens=60, priority=LOW) for i in range(2)]
+    run_until_decoding(bench, *low)
+    prefix = [40] * 80
+    bench.add(make_request("first", [*prefix, 1], arrival=2, max_tokens=20))
+    bench.step()
+    second = make_request("second", [*prefix, 2], arrival=3, max_tokens=2)
+    bench.add(second)
+    while not second.choices[0].output:
+        bench.step()
+    assert bench.scheduler.num_preemptions == 1, "once, when the prefix was there"
+    assert second.num_cached_tokens == 80
+    bench.finish()
+    assert [bench.output(request) for request in low] == [expected_output(request) for request in low]
+
+
+def test_blocks_that_others_take_in_the_same_step_are_counted_too() -> None:
+    """Preempting one would do, if the first did not need its next block just now."""
+    bench = Bench(make_capacity(num_blocks=9))
+    first = make_request("first", [1] * 4, max_tokens=20)
+    low = [make_request(f"low{i}", [10 + i] * 5, arrival=1 + i, max_tokens=20, priority=LOW) for i in range(2)]
+    bench.add(first, *low)
+    for _ in range(5):
+        bench.step()
+    assert [len(choice.block_table) for choice in bench.scheduler.running] == [2, 3, 3]
+    high = make_request("high", [9] * 8, arrival=9, max_tokens=1)
+    bench.add(high)
+    bench.step()
+    assert bench.output(high) == expected_output(high), "it came in with the very step that others gave way in"
+    assert bench.scheduler.num_preemptions == 2
+    bench.finish()

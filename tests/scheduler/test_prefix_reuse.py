@@ -178,3 +178,16 @@ def test_the_second_identical_request_gives_the_same_tokens_from_the_cache() -> 
         outputs.append(bench.output(request))
         assert request.num_cached_tokens == (28 if number else 0)
     assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_planning_ahead_leaves_as_many_blocks_to_be_found(depth: int) -> None:
+    bench = Bench()
+    request = make_request("r", list(range(10)), max_tokens=11)
+    bench.add(request)
+    bench.finish_pipelined(depth)
+    assert bench.scheduler.blocks.num_cached_blocks == 5, "of 21 tokens the last was not computed"
+    again = make_request("again", [*range(10), *bench.output(request)], max_tokens=1)
+    bench.add(again)
+    bench.step()
+    assert again.num_cached_tokens == 20

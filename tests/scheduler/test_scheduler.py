@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.core.prefix_cache import ChainedPrefixCache, NoPrefixCache, PrefixCache
 from services.scheduler.core.request import Choice, ChoiceState, IllegalTransition
 from services.scheduler.core.scheduler import StepMismatch
-from shared.messages import ChoiceTokens, FinishReason, Outcome, StepResult
+from shared.messages import FinishReason, Outcome, StepResult
 from tests.scheduler.driver import Bench, expected_output, make_capacity, make_request
 
 LONG = list(range(1, 21))
@@ -217,43 +217,6 @@ def test_choices_run_even_if_the_first_ends_with_its_first_token() -> None:
     assert [bench.output(request, i) for i in range(3)] == [expected_output(request, i) for i in range(3)]
 
 
-def test_cancel_while_waiting_holds_and_frees_nothing() -> None:
-    bench = Bench(make_capacity(max_slots=1))
-    running, waiting = make_request("running", LONG), make_request("waiting", LONG, arrival=1)
-    bench.add(running, waiting)
-    bench.step()
-    free = bench.num_free_blocks
-    events = bench.scheduler.cancel(waiting)
-    assert [event.outcome for event in events if not isinstance(event, ChoiceTokens)] == [Outcome.CANCELLED]
-    assert bench.num_free_blocks == free
-    bench.scheduler.check_invariants()
-
-
-@pytest.mark.parametrize("num_steps", range(1, 6))
-def test_cancel_between_chunks_or_while_decoding_frees_everything_at_once(num_steps: int) -> None:
-    bench = Bench(max_chunk=7)
-    request = make_request("r", LONG, max_tokens=9, num_choices=2)
-    bench.add(request)
-    for _ in range(num_steps):
-        bench.step()
-    bench.scheduler.cancel(request)
-    assert bench.num_free_blocks == bench.capacity.num_blocks
-    assert bench.plan() is None
-    assert bench.scheduler.cancel(request) == []
-
-
-def test_cancel_in_the_middle_of_a_step_drops_what_the_step_returns() -> None:
-    bench = Bench()
-    request, other = make_request("r", LONG), make_request("other", [5], arrival=1)
-    bench.add(request, other)
-    bench.plan()
-    bench.scheduler.cancel(request)
-    bench.run()
-    bench.finish()
-    assert bench.output(request) == []
-    assert bench.output(other) == expected_output(other)
-
-
 def test_the_next_step_is_planned_before_the_last_ones_tokens_are_known() -> None:
     bench = Bench()
     request = make_request("r", LONG, max_tokens=4)
@@ -277,34 +240,6 @@ def test_planning_ahead_gives_the_same_tokens_however_choices_end(depth: int) ->
     for request in others:
         assert [bench.output(request, i) for i in range(2)] == [expected_output(request, i) for i in range(2)]
     assert bench.num_free_blocks == 9
-
-
-def test_a_stop_string_cuts_the_log_where_the_text_reached_it() -> None:
-    bench = Bench()
-    request = make_request("r", LONG, max_tokens=9)
-    bench.add(request)
-    for _ in range(4):
-        bench.step()
-    events = bench.scheduler.stop(request.choices[0], 2)
-    last = events[0]
-    assert isinstance(last, ChoiceTokens)
-    assert (last.offset, list(last.token_ids), last.finish_reason) == (2, [], FinishReason.STOP)
-    assert len(request.choices[0].output) == 2
-    assert bench.scheduler.stop(request.choices[0], 1) == []
-    assert bench.num_free_blocks == bench.capacity.num_blocks
-
-
-def test_a_row_that_failed_ends_its_request_and_spoils_its_blocks() -> None:
-    bench = Bench()
-    bad, good = make_request("bad", LONG), make_request("good", [5], arrival=1)
-    bench.executor.failing_requests.add("bad")
-    bench.add(bad, good)
-    bench.finish()
-    assert bench.ends() == {"bad": Outcome.FAILED, "good": Outcome.COMPLETED}
-    again = make_request("again", LONG, arrival=2)
-    bench.add(again)
-    bench.finish()
-    assert again.num_cached_tokens == 0
 
 
 def test_a_result_out_of_turn_is_refused_and_changes_nothing() -> None:

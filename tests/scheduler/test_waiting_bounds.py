@@ -90,3 +90,34 @@ def test_a_request_that_waited_in_the_queue_of_a_lost_executor_has_not_waited_fo
     bench.scheduler.add(low)
     bench.scheduler.waiting.pass_tokens(MAX_WAIT - num_waited)
     assert bench.scheduler.waiting.is_overdue(low.choices[0])
+
+
+def test_a_high_priority_is_served_at_once_even_if_all_low_ones_have_waited_beyond_the_bound() -> None:
+    """Under a long overload everybody is overdue. They may hold half of the slots before better priorities, not all."""
+    bench = Bench(make_capacity(num_blocks=256, max_slots=4), max_wait_tokens=MAX_WAIT)
+    low = [make_request(f"low{i}", [i] * 8, arrival=i, max_tokens=30, priority=1) for i in range(60)]
+    bench.add(*low)
+    while not all(bench.scheduler.waiting.is_overdue(choice) for choice in bench.scheduler.waiting):
+        bench.step()
+    for _ in range(40):
+        bench.step()
+    assert len(bench.scheduler.waiting) > 20
+    for number in range(5):
+        high = make_request(f"high{number}", [40 + number] * 8, arrival=100 + number, max_tokens=5)
+        bench.add(high)
+        for _ in range(5):
+            bench.step()
+        assert bench.output(high) == expected_output(high), "a token in each step from the first on"
+
+
+def test_who_waited_beyond_the_bound_gets_half_of_the_slots_however_many_better_ones_come() -> None:
+    bench = Bench(make_capacity(num_blocks=256, max_slots=4), max_wait_tokens=MAX_WAIT)
+    low = [make_request(f"low{i}", [i] * 8, arrival=i, max_tokens=10, priority=1) for i in range(20)]
+    bench.add(*low)
+    number = 0
+    while not all(request.request_id in bench.ended_in_step for request in low):
+        while len(bench.scheduler.waiting) < 40:
+            bench.add(make_request(f"high{number}", [number % 40] * 8, arrival=100 + number, max_tokens=10))
+            number += 1
+        bench.step()
+        assert bench.num_steps < MAX_WAIT / 4 + 20 / 2 * 10 * 1.5, "twenty, two at a time, ten steps each"

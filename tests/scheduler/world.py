@@ -164,7 +164,6 @@ class World:
         executor_id = InstanceId(f"executor-{self._num_members}")
         self._num_members += 1
 
-
         def seconds_of(plan: StepPlan) -> float:
             return step_s + token_s * sum(plan.counts)
 

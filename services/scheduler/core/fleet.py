@@ -236,8 +236,8 @@ class Fleet:
         home.add(request)
 
     def _set_home(self, request: Request, home: Scheduler) -> None:
-        """Note where a request is. Who is in the lobby takes no part in the turns of tenants: nobody could serve it, and
-        its counter would stand still while those of others grow."""
+        """Note where a request is. Who is in the lobby takes no part in the turns of tenants: nobody could serve it,
+        and its counter would stand still while those of others grow."""
         old = self._homes.get(request.request_id, self._lobby)
         self._homes[request.request_id] = home
         if home is not self._lobby:

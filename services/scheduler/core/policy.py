@@ -72,7 +72,7 @@ def who_gives_way(
     holdings: dict[str, _Holding] = {}
     for choice in running:
         if choice.place[0] <= priority:
-            holdings.setdefault(choice.request.tenant, _Holding(room)).add(choice)
+            holdings.setdefault(choice.request.tenant, _Holding(room, priority)).add(choice)
     total_weight = fsum(shares.weight(tenant) for tenant in tenants)  # exact, so a set's order does not matter
     mine = holdings.pop(newcomer.request.tenant, None)
     if mine is not None and mine.part >= shares.weight(newcomer.request.tenant) / total_weight:
@@ -80,31 +80,34 @@ def who_gives_way(
     for tenant, holding in sorted(holdings.items(), key=lambda item: -item[1].part / shares.weight(item[0])):
         fair = shares.weight(tenant) / total_weight
         while (spare := holding.spare(fair)) is not None:
-            if spare.place[0] == priority and spare.num_times_gave_way < MAX_TIMES_GIVING_WAY:
-                yield spare
+            yield spare
 
 
 class _Holding:
-    """What one tenant holds of an executor."""
+    """What one tenant holds of an executor, and which of its choices may give way to another tenant, the last first."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, priority: int) -> None:
         self._room = room
-        self._choices: list[Choice] = []
-        self._num_blocks = 0
+        self._priority = priority
+        self._num_choices = self._num_blocks = 0
+        self._may_give_way: list[Choice] = []
 
     def add(self, choice: Choice) -> None:
-        self._choices.append(choice)
+        self._num_choices += 1
         self._num_blocks += len(choice.block_table)
+        if choice.place[0] == self._priority and choice.num_times_gave_way < MAX_TIMES_GIVING_WAY:
+            self._may_give_way.append(choice)
 
     @property
     def part(self) -> float:
         """The part of its slots or of its blocks, whichever is more."""
-        return max(len(self._choices) / self._room.max_slots, self._num_blocks / self._room.num_blocks)
+        return max(self._num_choices / self._room.max_slots, self._num_blocks / self._room.num_blocks)
 
     def spare(self, fair: float) -> Choice | None:
-        """The last choice, taken out, if the tenant keeps a fair part without it."""
-        last = self._choices.pop() if self._choices else None
-        if last is None:
+        """The last that may give way, taken out, if the tenant keeps a fair part without it."""
+        if not self._may_give_way:
             return None
+        last = self._may_give_way.pop()
+        self._num_choices -= 1
         self._num_blocks -= len(last.block_table)
         return last if self.part >= fair else None

@@ -121,6 +121,11 @@ class Choice:
         """Whether nothing more will come of it."""
         return self.state is ChoiceState.FINISHED
 
+    @property
+    def is_promoted(self) -> bool:
+        """Whether it goes before everybody because it waited for too long."""
+        return self.place[0] == -inf
+
     def promote(self) -> None:
         """Let nobody come before it any more but who was promoted earlier."""
         self.place = (-inf, self.request.arrival, self.index)

@@ -23,9 +23,10 @@ from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.pins import PinnedBlocks
 from services.scheduler.core.plan import ROW_BYTES, PlanBuilder, assignment_bytes, longest_choice
+from services.scheduler.core.preemption import victims_for
 from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.request import Choice, ChoiceState, Request
-from services.scheduler.core.step_cost import StepCost, StepCosts, Typical
+from services.scheduler.core.step_cost import StepCost, StepCosts
 from services.scheduler.core.waiting import WaitingQueue
 from shared.ids import BlockId, SlotId
 from shared.messages import (
@@ -75,7 +76,8 @@ class Scheduler:
         share_prompts: policy.PromptSharing = policy.share_prompt_tokens,
     ) -> None:
         """`shares` counts what tenants were served, here and on other executors. Whoever has waited while
-        `max_wait_tokens` were computed here goes before everybody else. `share_prompts` divides a step's prompt tokens.
+        `max_wait_tokens` were computed here goes before everybody else, as long as no more than half of the slots are
+        held for that reason. `share_prompts` divides a step's prompt tokens.
         """
         self.capacity = capacity
         self.running: list[Choice] = []
@@ -133,7 +135,7 @@ class Scheduler:
         """Finish all that is left of a request, whatever it is doing; nothing if it has ended."""
         if request.is_finished:
             return []
-        for choice in reversed(request.choices):  # the first last, so that it frees none that are held
+        for choice in request.choices:
             if not choice.is_finished:
                 self._finish(choice, None)
         return [RequestEnded(request, outcome, reason)]
@@ -176,9 +178,9 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
         step = PlanBuilder(self._next_step_id, self._released_slots)
-        self._make_way()
+        newcomer = self._make_way()
         prompts = self._continue_running(step)
-        self._admit_waiting(step, prompts)
+        self._admit_waiting(step, prompts, newcomer)
         self._compute_prompts(step, prompts)
         return self._close_plan(step) if step.num_rows else None
 
@@ -225,26 +227,6 @@ class Scheduler:
         """What steps cost here, over the latest ones; None before the first."""
         return self._costs.cost
 
-    def seconds_to_finish(self, request: Request, typical: Typical, *, is_there: bool = False) -> float:
-        """About how long a request would take here: the tokens that come before its own or with them, and the steps.
-
-        What is here are known tokens, and a typical output for each choice; two for those that run, since they make the
-        request's steps longer and it makes theirs longer. Blocks that are not free count like tokens to be computed
-        before. Its own output takes a step for each token, once as many outputs before it are through as wait for a
-        slot. `is_there`: the request is among them.
-        """
-        cost = self.step_cost or typical.cost
-        num_waiting = len(self.waiting) - is_there
-        num_cached = self.blocks.num_cached_tokens(request)
-        num_tokens = (num_waiting + 2 * len(self.running)) * typical.num_output_tokens
-        num_tokens += self.num_outstanding_tokens - num_cached
-        if not is_there:
-            num_tokens += len(request.prompt)
-            num_needed = -(-(len(request.prompt) - num_cached) // self.capacity.block_size)
-            num_tokens += max(0, num_needed - self.blocks.num_free_blocks) * self.capacity.block_size
-        num_steps = typical.num_output_tokens * (1 + num_waiting / max(1, self.capacity.max_slots))
-        return num_tokens * cost.token_s + num_steps * cost.step_s
-
     def check_invariants(self) -> None:
         """Raise AssertionError if queues, slots and blocks do not agree with one another."""
         self.blocks.check_invariants(self.running, self.pins.counted())
@@ -264,35 +246,29 @@ class Scheduler:
             assert choice.num_computed_tokens <= choice.num_known_tokens + choice.num_in_flight, "computed the unknown"
             assert len(choice.block_table) * self.capacity.block_size >= choice.num_computed_tokens, "blocks missing"
 
-    def _make_way(self) -> None:
-        """Preempt for the one that is next if that lets it in, and it has more right to be there."""
-        newcomer = self.waiting.head()
-        if newcomer is None or newcomer.num_in_flight:
-            return
-        lack = self.blocks.lack(newcomer)
-        num_growing = sum(map(self.blocks.is_growing, self.running))
+    @property
+    def _num_promotions_left(self) -> int:
+        """How many more may hold slots because they waited for too long: half of all slots, at least one."""
+        return max(0, max(1, self.capacity.max_slots // 2) - sum(choice.is_promoted for choice in self.running))
 
-        def is_enough(num_running: int) -> bool:
-            is_short_of_slots = num_running >= self.capacity.max_slots
-            to_keep_free = policy.admission_headroom(num_running) + num_growing
-            return not is_short_of_slots and lack.num_blocks + to_keep_free <= 0
-
-        if is_enough(len(self.running)):
-            return
+    def _make_way(self) -> Choice | None:
+        """Preempt for the one that is next if that lets it in, and it has more right to be there. Returns that one."""
+        newcomer = self.waiting.head(self._num_promotions_left)
+        if newcomer is None or newcomer.num_in_flight or self._is_coming(newcomer, self.running):
+            return None
         tenants = self.waiting.tenants | {choice.request.tenant for choice in self.running}
         room = policy.Room(self.capacity.max_slots, self.capacity.num_blocks)
-        victims: list[Choice] = []
-        for choice in policy.who_gives_way(newcomer, self.running, tenants, self._shares, room):
-            victims.append(choice)
-            lack.give_up(choice)
-            num_growing -= self.blocks.is_growing(choice)
-            if is_enough(len(self.running) - len(victims)):
-                break
-        else:
-            return  # all of them together would not be enough
+        candidates = policy.who_gives_way(newcomer, self.running, tenants, self._shares, room)
+        victims = victims_for(newcomer, self.running, candidates, self.blocks, self.capacity.max_slots)
         for choice in victims:
             choice.num_times_gave_way += choice.request.priority == newcomer.request.priority
             self._preempt(choice)
+        return newcomer if victims else None
+
+    def _is_coming(self, choice: Choice, others: list[Choice]) -> bool:
+        """Whether one of others, of no worse priority, computes the prefix that a choice lacks: it need only wait."""
+        computing = [each for each in others if each.num_tokens_to_compute > 1 and each.place[0] <= choice.place[0]]
+        return self.blocks.is_coming(choice, computing)
 
     def _continue_running(self, step: PlanBuilder) -> list[Choice]:
         """Let every output go on by a token; the last in order gives way when blocks are short. Returns the others:
@@ -324,16 +300,20 @@ class Scheduler:
                 return None
         return new_blocks
 
-    def _admit_waiting(self, step: PlanBuilder, prompts: list[Choice]) -> None:
+    def _admit_waiting(self, step: PlanBuilder, prompts: list[Choice], newcomer: Choice | None) -> None:
         """Seat those that wait, in order, while there are slots and blocks, and add them to those with `prompts`.
 
         Who waits for a prefix that another, of no worse priority, is computing is passed over meanwhile. Who was
-        preempted with a token on its way is not: those behind it would take its slot and its blocks.
+        preempted with a token on its way is not: those behind it would take its slot and its blocks. The `newcomer` for
+        whom others were preempted comes first: they wait too now, and one may be before it in order.
         """
-        for choice in self.waiting.first(_LOOK_AHEAD):
+        order = self.waiting.first(_LOOK_AHEAD, self._num_promotions_left)
+        if newcomer is not None:
+            order = [newcomer, *(choice for choice in order if choice is not newcomer)]
+        for choice in order:
             if choice.num_in_flight or not self._free_slots or not self._fits_plan(choice, step):
                 break
-            if self.blocks.is_coming(choice, [each for each in prompts if each.place[0] <= choice.place[0]]):
+            if self._is_coming(choice, prompts):
                 continue
             admission = self._admit(choice, step)
             if admission is None:
@@ -378,7 +358,7 @@ class Scheduler:
         """Running choices got nothing of a step of so many tokens: that is waiting too."""
         for choice in choices:
             choice.num_tokens_waited += num_tokens
-            if choice.num_tokens_waited >= self.waiting.max_wait_tokens:
+            if choice.num_tokens_waited >= self.waiting.max_wait_tokens and self._num_promotions_left:
                 choice.promote()
         self.running.sort(key=_place)
 
@@ -417,7 +397,7 @@ class Scheduler:
                 self.num_outstanding_tokens += choice.num_uncomputed_tokens
 
     def _seat(self, choice: Choice) -> None:
-        if self.waiting.is_overdue(choice):
+        if self.waiting.is_overdue(choice) and self._num_promotions_left:
             choice.promote()
         self.waiting.remove(choice)
         self.num_outstanding_tokens -= choice.num_computed_tokens
@@ -482,8 +462,6 @@ class Scheduler:
         choice.finish_reason = reason
         if reason is not None:
             self.typical_output += (len(choice.output) - self.typical_output) / _NUM_TYPICAL
-        if choice.index == 0:
-            self._free_held(choice.request)
 
     def _ended(self, request: Request) -> Iterable[Event]:
         return (RequestEnded(request, Outcome.COMPLETED),) if request.is_finished else ()

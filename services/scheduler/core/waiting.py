@@ -40,7 +40,11 @@ class WaitingQueue:
     """A queue for each priority and tenant, and one over all of them by how long they have waited."""
 
     def __init__(self, shares: FairShares, max_wait_tokens: int) -> None:
-        """Whoever has waited while `max_wait_tokens` tokens were computed goes first from then on."""
+        """Whoever has waited while `max_wait_tokens` tokens were computed goes first from then on.
+
+        Under a long overload that would be everybody, and priorities would mean nothing; so whoever asks for those that
+        are next says how many may go first for that reason.
+        """
         self._shares = shares
         self.max_wait_tokens = max_wait_tokens
         self._by_priority: dict[int, dict[str, list[Choice]]] = {}
@@ -81,13 +85,13 @@ class WaitingQueue:
         """Those that have somebody waiting."""
         return {tenant for tenants in self._by_priority.values() for tenant in tenants}
 
-    def head(self) -> Choice | None:
+    def head(self, max_overdue: int | None = None) -> Choice | None:
         """Who is next; None if nobody waits."""
-        return next(iter(self.first(1)), None)
+        return next(self._in_order(max_overdue), None)
 
-    def first(self, max_choices: int) -> list[Choice]:
-        """Those that are next, in order."""
-        return list(islice(self._in_order(), max_choices))
+    def first(self, max_choices: int, max_overdue: int | None = None) -> list[Choice]:
+        """Those that are next, in order. Of those that have waited for too long, only `max_overdue` go first."""
+        return list(islice(self._in_order(max_overdue), max_choices))
 
     def is_overdue(self, choice: Choice) -> bool:
         """Whether one that waits has waited for too long."""
@@ -111,8 +115,8 @@ class WaitingQueue:
         else:
             del self._load[tenant]
 
-    def _in_order(self) -> Iterator[Choice]:
-        overdue = list(takewhile(self.is_overdue, self._longest_first))
+    def _in_order(self, max_overdue: int | None) -> Iterator[Choice]:
+        overdue = list(islice(takewhile(self.is_overdue, self._longest_first), max_overdue))
         yield from overdue
         for priority in sorted(self._by_priority):
             tenants = self._by_priority[priority]
