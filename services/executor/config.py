@@ -12,7 +12,17 @@ class ExecutorConfig(Config):
 
     prefix: ClassVar[str] = "SHOAL_EXECUTOR_"
 
-    dtype: str = setting("float32", "number format of weights and activations", choices=("float32",))
+    dtype: str = setting(
+        "auto",
+        "number format of weights and activations; auto: int4 or int8 as stored where the processor multiplies bytes, "
+        "else float32",
+        choices=("auto", "int4", "int8", "float32"),
+    )
+    kv_dtype: str = setting(
+        "auto",
+        "number format of the KV cache; auto: int8 beside integer weights, else float32",
+        choices=("auto", "int8", "float32"),
+    )
     kv_cache_mb: int = setting(
         0,
         "memory for the KV cache in MiB; 0: a quarter of what is free beside the weights, at most 4096",

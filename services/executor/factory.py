@@ -1,55 +1,98 @@
-"""Puts an executor's parts together. The only place that knows which backend goes with which device."""
+"""Puts an executor's parts together. The only place that knows which backend goes with which device and format."""
 
+import logging
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from services.executor.attention.paged import PagedAttention
 from services.executor.config import ExecutorConfig
+from services.executor.formats import choose_formats
+from services.executor.kernels.cached_attention import Kind
 from services.executor.kernels.jit import use_threads
-from services.executor.kv_cache import KVCache, block_bytes, default_num_blocks, longest_sequence
+from services.executor.kernels.vectors import dot_instruction
+from services.executor.kv_cache import Cache, KVCache, RecordCache, block_bytes, default_num_blocks, longest_sequence
 from services.executor.layers.rotary import rotary_table
 from services.executor.memory import free_bytes
 from services.executor.model_runner import ModelRunner
-from services.executor.models.registry import build_model
+from services.executor.models.integer import IntegerModel
+from services.executor.models.registry import Model, build_model
 from services.executor.weights import Weights
 from shared.messages import ExecutorCapacity
 from shared.models.config import ModelConfig, load_config
 
+log = logging.getLogger(__name__)
+
+
+class LoadedModel(NamedTuple):
+    """A model with its weights, the cache that it reads and writes, and what both have room for."""
+
+    model: Model
+    kv_cache: Cache
+    capacity: ExecutorCapacity
+    config: ModelConfig
+    num_threads: int
+
 
 def load(folder: Path, name: str, config: ExecutorConfig) -> ModelRunner:
-    """A runner of the model in `folder`, its weights in memory.
-
-    Raises ModelError for a folder that is not a whole model, ConfigError if the settings leave no room for one.
-    """
-    num_threads = config.threads or _num_usable_cores()
-    use_threads(num_threads)
-    model_config = load_config(folder)
-    weights = Weights(folder)
-    capacity = plan_capacity(name, model_config, config, free_bytes() - weights.num_bytes)
-    table = rotary_table(model_config.rope, model_config.head_dim, capacity.max_model_len)
-    attention = PagedAttention(table, model_config.head_dim**-0.5)
-    with weights:
-        model = build_model(model_config, weights, attention)
-    kv_cache = KVCache(model_config, capacity.num_blocks, capacity.block_size)
+    """A runner of the model in `folder`, its weights in memory. Raises as `load_model` does."""
+    loaded = load_model(folder, name, config)
     return ModelRunner(
-        model,
-        kv_cache,
-        capacity=capacity,
-        vocab_size=model_config.vocab_size,
-        num_threads=num_threads,
+        loaded.model,
+        loaded.kv_cache,
+        capacity=loaded.capacity,
+        vocab_size=loaded.config.vocab_size,
+        num_threads=loaded.num_threads,
         device="cpu",
     )
 
 
+def load_model(folder: Path, name: str, config: ExecutorConfig) -> LoadedModel:
+    """The model in `folder` as `config` wants it.
+
+    Raises ModelError for a folder that is not a whole model, ConfigError if the settings leave no room for one or ask
+    for a format that it cannot have.
+    """
+    num_threads = config.threads or _num_usable_cores()
+    use_threads(num_threads)
+    model_config = load_config(folder)
+    formats = choose_formats(config, model_config, dot_instruction())
+    weights = Weights(folder)
+    capacity = plan_capacity(name, model_config, config, free_bytes() - weights.num_bytes, formats.cache)
+    table = rotary_table(model_config.rope, model_config.head_dim, capacity.max_model_len)
+    kv_cache: Cache
+    model: Model
+    with weights:
+        if formats.weights == "float32":
+            kv_cache = KVCache(model_config, capacity.num_blocks, capacity.block_size)
+            model = build_model(model_config, weights, PagedAttention(table, model_config.head_dim**-0.5))
+        else:
+            kv_cache = RecordCache(model_config, capacity.num_blocks, capacity.block_size, formats.cache)
+            model = IntegerModel(
+                model_config,
+                weights,
+                table,
+                kv_cache,
+                weight_format=formats.weights,
+                capacity=capacity,
+                num_threads=num_threads,
+            )
+    log.info(
+        "number formats",
+        extra={"weights": formats.weights, "kv_cache": formats.cache, "reason": formats.reason, "threads": num_threads},
+    )
+    return LoadedModel(model, kv_cache, capacity, model_config, num_threads)
+
+
 def plan_capacity(
-    name: str, model_config: ModelConfig, config: ExecutorConfig, num_free_bytes: int
+    name: str, model_config: ModelConfig, config: ExecutorConfig, num_free_bytes: int, kind: Kind = "float32"
 ) -> ExecutorCapacity:
     """What an executor with these settings offers when so much memory is free beside its weights."""
     if config.kv_cache_mb:
-        num_blocks = (config.kv_cache_mb << 20) // block_bytes(model_config, config.block_size)
+        num_blocks = (config.kv_cache_mb << 20) // block_bytes(model_config, config.block_size, kind)
     else:
         num_blocks = default_num_blocks(
-            model_config, config.block_size, max_slots=config.max_slots, free_bytes=num_free_bytes
+            model_config, config.block_size, max_slots=config.max_slots, free_bytes=num_free_bytes, kind=kind
         )
     return ExecutorCapacity(
         model=name,
@@ -57,7 +100,7 @@ def plan_capacity(
         block_size=config.block_size,
         max_slots=config.max_slots,
         max_model_len=longest_sequence(
-            model_config, config.block_size, num_blocks=num_blocks, limit=config.max_model_len
+            model_config, config.block_size, num_blocks=num_blocks, limit=config.max_model_len, kind=kind
         ),
         max_step_tokens=config.max_step_tokens,
     )

@@ -7,12 +7,15 @@ is one run of memory (4 KiB for 16 tokens of 64 float32 numbers), what a thread 
 one too, what a copy moves.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from services.executor.kernels.cached_attention import TOKENS, Kind, record_bytes
+from services.executor.memory import untouched
 from shared.errors import ConfigError
 from shared.models.config import ModelConfig
 
@@ -32,6 +35,14 @@ class LayerCache(NamedTuple):
     """[num_blocks, kv_heads, block_size, head_dim]."""
 
 
+class Cache(Protocol):
+    """What a step does to any cache by itself; the rest is between a model and its own kind."""
+
+    def copy_blocks(self, pairs: Sequence[int]) -> None:
+        """Copy whole blocks in all layers, one pair after the other: source, destination, source, destination, …"""
+        ...
+
+
 class KVCache:
     """The KV tensors of all layers. Memory is touched only where blocks are written."""
 
@@ -48,25 +59,48 @@ class KVCache:
                 layer.value[destination] = layer.value[source]
 
 
-def block_bytes(config: ModelConfig, block_size: int) -> int:
+class RecordCache:
+    """The cache of integer models: records of 16 tokens of a kv head, as `kernels.cached_attention` lays them out."""
+
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, kind: Kind) -> None:
+        """`block_size` is a multiple of 16."""
+        self.kind: Final = kind
+        size = (num_blocks, config.num_kv_heads, block_size // TOKENS, record_bytes(kind, config.head_dim))
+        self.layers: Final = tuple(
+            torch.frombuffer(untouched(math.prod(size)), dtype=torch.uint8).view(size) for _ in range(config.num_layers)
+        )
+
+    def copy_blocks(self, pairs: Sequence[int]) -> None:
+        """As `KVCache.copy_blocks`."""
+        for source, destination in zip(pairs[::2], pairs[1::2], strict=True):
+            for layer in self.layers:
+                layer[destination] = layer[source]
+
+
+def block_bytes(config: ModelConfig, block_size: int, kind: Kind = "float32") -> int:
     """Bytes that one block takes in all layers together."""
-    return config.num_layers * 2 * config.num_kv_heads * block_size * config.head_dim * torch.float32.itemsize
+    size = block_size * record_bytes(kind, config.head_dim) // TOKENS
+    return config.num_layers * config.num_kv_heads * size
 
 
-def default_num_blocks(config: ModelConfig, block_size: int, *, max_slots: int, free_bytes: int) -> int:
+def default_num_blocks(
+    config: ModelConfig, block_size: int, *, max_slots: int, free_bytes: int, kind: Kind = "float32"
+) -> int:
     """How many blocks to have when nobody said: a share of the free memory, within bounds, none that can't be used."""
     share = min(max(int(free_bytes * _DEFAULT_SHARE), _MIN_DEFAULT_BYTES), _MAX_DEFAULT_BYTES)
     usable = _MAX_DEFAULT_FILLINGS * max_slots * -(-config.max_model_len // block_size)
-    return min(share // block_bytes(config, block_size), usable)
+    return min(share // block_bytes(config, block_size, kind), usable)
 
 
-def longest_sequence(config: ModelConfig, block_size: int, *, num_blocks: int, limit: int) -> int:
+def longest_sequence(
+    config: ModelConfig, block_size: int, *, num_blocks: int, limit: int, kind: Kind = "float32"
+) -> int:
     """Tokens that one sequence can have: the model's limit, the operator's if not 0, and what the blocks hold.
 
     Raises ConfigError if that leaves no room for a prompt and an answer.
     """
     if num_blocks < 1:
-        size_mb = block_bytes(config, block_size) / (1 << 20)
+        size_mb = block_bytes(config, block_size, kind) / (1 << 20)
         raise ConfigError(f"SHOAL_EXECUTOR_KV_CACHE_MB is too small: one block of this model takes {size_mb:.1f} MiB")
     longest = min(config.max_model_len, num_blocks * block_size, limit or config.max_model_len)
     if longest < 2:

@@ -1,6 +1,8 @@
 """How much memory this process may still take, and giving back what it does not use."""
 
+import contextlib
 import ctypes
+import mmap
 import os
 from pathlib import Path
 
@@ -14,6 +16,19 @@ def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) ->
     """
     free = [left for left in (_of_machine(meminfo), _of_container(cgroup)) if left is not None]
     return min(free) if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def untouched(num_bytes: int) -> mmap.mmap:
+    """Memory of zeros that is taken only where it is used, in large pages if the system has them to give.
+
+    Reading a cache or weights from beginning to end meets a new page every few kilobytes otherwise, and each costs a
+    walk through the page table.
+    """
+    memory = mmap.mmap(-1, max(num_bytes, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def give_back_unused() -> None:

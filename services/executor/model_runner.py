@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from services.executor.batch import build_batch
 from services.executor.kernels.jit import use_threads
-from services.executor.kv_cache import KVCache
+from services.executor.kv_cache import Cache
 from services.executor.models.registry import Model
 from services.executor.sampler import Draw, sample
 from services.executor.slots import SlotTable
@@ -30,7 +30,7 @@ class ModelRunner:
     def __init__(
         self,
         model: Model,
-        kv_cache: KVCache,
+        kv_cache: Cache,
         *,
         capacity: ExecutorCapacity,
         vocab_size: int,

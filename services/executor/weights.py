@@ -16,11 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from services.executor.kernels.grouped_linear import Bits
 from services.executor.quantization.gguf_blocks import dequantize_into, expected_bytes
+from services.executor.quantization.groups import STORED_BITS, Groups, joined, quantize, read_blocks
 from shared.errors import ModelError
 
 _INDEX: Final = "model.safetensors.index.json"
@@ -82,6 +85,22 @@ class Weights:
             first += shape[0]
         return out
 
+    def load_groups(self, parts: Mapping[str, tuple[int, ...]], bits: Bits | None) -> Groups:
+        """The weights of `parts`, one below the other, in groups of 32 columns.
+
+        Groups that are stored as such are taken as they are; other numbers are brought into `bits`, or into 8 if it is
+        None. Problems are noted as by `load`.
+        """
+        found = []
+        for name, shape in parts.items():
+            stored = self._stored.get(name)
+            if stored is not None and stored.shape == shape and stored.blocks in STORED_BITS:
+                self._taken.add(name)
+                found.append(read_blocks(stored.file.get_tensor(name).numpy(), stored.blocks))
+            else:
+                found.append(self._quantized(name, shape, bits or 8))
+        return joined(found)
+
     def skip_if_equal(self, name: str, other: Tensor) -> None:
         """Pass over a weight that may be in the files although the model uses `other` in its place.
 
@@ -92,6 +111,23 @@ class Weights:
             if torch.equal(copy, other):
                 return
             self._problems.append(f"{name} differs from the weight that it is tied to")
+
+    def _quantized(self, name: str, shape: tuple[int, ...], bits: Bits) -> Groups:
+        num_problems = len(self._problems)
+        weight = self.load({name: shape})
+        if len(self._problems) == num_problems:
+            try:
+                return quantize(weight.numpy(), bits)
+            except ValueError as error:
+                self._problems.append(f"{name} {error}")
+        return quantize(np.zeros(shape, np.float32), bits)
+
+    def skip_tied(self, name: str, groups: Groups) -> None:
+        """As `skip_if_equal`, for a weight that is used in groups."""
+        if name in self._stored and self._stored[name].shape == groups.q.shape:
+            copy = self.load_groups({name: groups.q.shape}, None)
+            if not (np.array_equal(copy.q, groups.q) and np.array_equal(copy.scales, groups.scales)):
+                self._problems.append(f"{name} differs from the weight that it is tied to")
 
     def finish(self) -> None:
         """Raise ModelError that lists every weight missing, of the wrong shape or left over, if there is any."""

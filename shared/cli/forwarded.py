@@ -20,7 +20,7 @@ def forwarded(name: str, module: str, short_help: str) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(arguments: tuple[str, ...]) -> None:
-        _check_is_installed(module)
+        check_is_installed(module)
         try:
             status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
         except KeyboardInterrupt:  # the other process has heard of it too
@@ -31,7 +31,8 @@ def forwarded(name: str, module: str, short_help: str) -> click.Command:
     return command
 
 
-def _check_is_installed(module: str) -> None:
+def check_is_installed(module: str) -> None:
+    """Raises OperatorError that says what to install if a service's module is not there."""
     try:
         is_there = find_spec(module) is not None
     except ModuleNotFoundError:

@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "pin": "Keep a system prompt in the prefix caches of a mesh.",
     "unpin": "Let a pinned prefix go.",
     "replay": "Make a scheduler's recorded decisions again.",
+    "evaluate": "Compare number formats by what they cost in quality.",
     "bench": "Measure this machine, or any OpenAI-compatible server.",
     "simulate": "Run the scheduler against simulated executors.",
 }

@@ -1,6 +1,7 @@
 """Runners over tiny models, built once for each configuration that tests ask for; and the stage of service tests."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from tests.executor.driver import Driver
 from tests.executor.stage import Stage
 from tests.tiny_models import make_tiny_model
 
-SMALL = ExecutorConfig(kv_cache_mb=4, block_size=4, max_slots=8, max_step_tokens=64, max_model_len=256, threads=1)
+SMALL = ExecutorConfig(
+    dtype="float32", kv_cache_mb=4, block_size=4, max_slots=8, max_step_tokens=64, max_model_len=256, threads=1
+)
 """Room for some hundred blocks of a tiny model, in blocks small enough that short prompts fill several."""
+INTEGER = replace(SMALL, block_size=16, dtype="int8", kv_cache_mb=2)
+"""The same in integers, which need larger blocks."""
 
 TinyFolder = Callable[..., Path]
 MakeDriver = Callable[..., Driver]

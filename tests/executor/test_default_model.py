@@ -17,7 +17,7 @@ from tests.executor.driver import Driver
 
 pytestmark = pytest.mark.model
 
-SETTINGS = ExecutorConfig(kv_cache_mb=256, max_model_len=512, threads=1)
+SETTINGS = ExecutorConfig(dtype="float32", kv_cache_mb=256, max_model_len=512, threads=1)
 PROMPTS = [
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     "def fibonacci(n):\n",

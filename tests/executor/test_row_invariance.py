@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 
 from shared.messages import TokenLogprobs
 from shared.sampling import SamplingParams
-from tests.executor.conftest import SMALL, MakeDriver
+from tests.executor.conftest import INTEGER, SMALL, MakeDriver
 from tests.executor.driver import Driver, Seat
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_TOKENS = 12
+FORMATS = {
+    "float32": SMALL,
+    "int8": INTEGER,
+    "int4": replace(INTEGER, dtype="int4"),
+    "int8 beside a float32 cache": replace(INTEGER, kv_dtype="float32"),
+    "int8 by two threads": replace(INTEGER, threads=2),
+}
 ASKED = [
     SamplingParams(seed=1, temperature=0.0, num_logprobs=5),
     SamplingParams(seed=2, temperature=1.3, num_logprobs=5),
@@ -40,8 +47,9 @@ def alone(driver: Driver, prompt: list[int], sampling: SamplingParams) -> tuple[
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("chunk", [1, 7])
-def test_chunked_prefill_gives_the_same_bits(family: str, chunk: int, make_driver: MakeDriver) -> None:
-    driver = make_driver(family)
+@pytest.mark.parametrize("formats", FORMATS)
+def test_chunked_prefill_gives_the_same_bits(family: str, chunk: int, formats: str, make_driver: MakeDriver) -> None:
+    driver = make_driver(family, settings=FORMATS[formats])
     prompt = prompt_of(0, 40)
     expected = alone(driver, prompt, ASKED[1])
     seat = driver.seat(prompt, ASKED[1])
@@ -51,8 +59,9 @@ def test_chunked_prefill_gives_the_same_bits(family: str, chunk: int, make_drive
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_full_batch_gives_the_same_bits(family: str, make_driver: MakeDriver) -> None:
-    driver = make_driver(family)
+@pytest.mark.parametrize("formats", FORMATS)
+def test_a_full_batch_gives_the_same_bits(family: str, formats: str, make_driver: MakeDriver) -> None:
+    driver = make_driver(family, settings=FORMATS[formats])
     prompts = [prompt_of(number, 3 + 5 * number) for number in range(5)]
     expected = [alone(driver, prompt, sampling) for prompt, sampling in zip(prompts, ASKED, strict=True)]
     seats = [driver.seat(prompt, sampling) for prompt, sampling in zip(prompts, ASKED, strict=True)]
@@ -60,23 +69,27 @@ def test_a_full_batch_gives_the_same_bits(family: str, make_driver: MakeDriver) 
     assert traces(seats) == expected
 
 
-def test_a_block_of_another_size_gives_the_same_bits(make_driver: MakeDriver) -> None:
-    prompt = prompt_of(0, 40)
-    expected = alone(make_driver(), prompt, ASKED[1])
-    assert alone(make_driver(settings=replace(SMALL, block_size=16)), prompt, ASKED[1]) == expected
+@pytest.mark.parametrize("formats", FORMATS)
+def test_a_block_of_another_size_gives_the_same_bits(formats: str, make_driver: MakeDriver) -> None:
+    prompt, here = prompt_of(0, 40), FORMATS[formats]
+    expected = alone(make_driver(settings=here), prompt, ASKED[1])
+    assert alone(make_driver(settings=replace(here, block_size=4 * here.block_size)), prompt, ASKED[1]) == expected
 
 
-def test_more_threads_give_the_same_tokens(make_driver: MakeDriver) -> None:
-    prompt = prompt_of(0, 40)
-    expected, _ = alone(make_driver(), prompt, ASKED[1])
-    assert alone(make_driver(settings=replace(SMALL, threads=2)), prompt, ASKED[1])[0] == expected
+@pytest.mark.parametrize("formats", FORMATS)
+def test_more_threads_give_the_same_bits(formats: str, make_driver: MakeDriver) -> None:
+    prompt, here = prompt_of(0, 40), FORMATS[formats]
+    expected = alone(make_driver(settings=here), prompt, ASKED[1])
+    for threads in (2, 3):
+        assert alone(make_driver(settings=replace(here, threads=threads)), prompt, ASKED[1]) == expected
 
 
+@pytest.mark.parametrize("formats", FORMATS)
 @given(data=st.data())
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_schedule_changes_a_bit(make_driver: MakeDriver, data: st.DataObject) -> None:
+def test_no_schedule_changes_a_bit(formats: str, make_driver: MakeDriver, data: st.DataObject) -> None:
     """Choices join, pause, advance by any number of tokens and leave, in any mixture of prefill and decode."""
-    driver = make_driver()
+    driver = make_driver(settings=FORMATS[formats])
     lengths = data.draw(st.lists(st.integers(1, 30), min_size=2, max_size=5), label="prompt lengths")
     prompts = [prompt_of(number, length) for number, length in enumerate(lengths)]
     expected = [alone(driver, prompt, sampling) for prompt, sampling in zip(prompts, ASKED, strict=False)]

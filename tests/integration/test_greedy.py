@@ -43,9 +43,10 @@ PROMPTS = [
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Case":
     """The default model, and a tiny random one of each family."""
     if request.param == "default":
-        return Case(request.getfixturevalue("default_model"), ExecutorConfig(max_slots=16, max_model_len=1024))
+        settings = ExecutorConfig(dtype="float32", max_slots=16, max_model_len=1024)
+        return Case(request.getfixturevalue("default_model"), settings)
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), request.param)
-    return Case(folder, ExecutorConfig(max_slots=16, max_model_len=1024, threads=1, kv_cache_mb=64))
+    return Case(folder, ExecutorConfig(dtype="float32", max_slots=16, max_model_len=1024, threads=1, kv_cache_mb=64))
 
 
 class Case:

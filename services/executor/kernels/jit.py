@@ -64,6 +64,12 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     return compiled
 
 
+def single(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function that runs on the thread that calls it, from Python or from another kernel."""
+    compiled: Callable[P, R] = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return compiled
+
+
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function into each kernel that calls it."""
     compiled: Callable[P, R] = numba.njit(inline="always", error_model="numpy")(function)

@@ -1,12 +1,11 @@
 """Which class is which family."""
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 
 from services.executor.attention.protocol import Attention
 from services.executor.batch import ForwardBatch
-from services.executor.kv_cache import KVCache
 from services.executor.models.llama import Llama
 from services.executor.models.qwen2 import Qwen2
 from services.executor.models.qwen3 import Qwen3
@@ -17,9 +16,9 @@ _FAMILIES: Final = {"llama": Llama, "qwen2": Qwen2, "qwen3": Qwen3}
 
 
 class Model(Protocol):
-    """A model with its weights: a function of the batch, and of the cache that it reads and writes."""
+    """A model with its weights: a function of the batch, and of a cache of its own kind that it reads and writes."""
 
-    def __call__(self, batch: ForwardBatch, kv_cache: KVCache) -> Tensor:
+    def __call__(self, batch: ForwardBatch, kv_cache: Any) -> Tensor:
         """Logits [S, vocabulary] float32 of the batch's `logits_rows`; all tokens' keys and values are stored."""
         ...
 

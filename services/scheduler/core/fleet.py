@@ -253,10 +253,13 @@ class Fleet:
             self._end(self._requests[request_id], Outcome.CANCELLED)
 
     def _start_pinning(self, pin: Pin, scheduler: Scheduler) -> None:
-        """Compute a prefix where it shall stay, unless it would take more than half of the blocks there."""
+        """Compute a prefix where it shall stay, unless all pins would take more than half of the blocks there."""
         capacity = scheduler.capacity
-        is_too_long = 2 * len(pin.token_ids) > capacity.num_blocks * capacity.block_size
-        if capacity.model != pin.model or is_too_long or len(pin.token_ids) >= scheduler.max_total_tokens:
+        being_made = [name for each, name in self._pinning.items() if self._homes[each] is scheduler]
+        num_tokens = len(pin.token_ids) + sum(len(self._pins[name].token_ids) for name in being_made)
+        num_tokens += scheduler.pins.num_blocks * capacity.block_size
+        has_room = 2 * num_tokens <= capacity.num_blocks * capacity.block_size
+        if capacity.model != pin.model or not has_room or len(pin.token_ids) >= scheduler.max_total_tokens:
             return
         self._num_pinnings += 1
         request = Request(

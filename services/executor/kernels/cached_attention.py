@@ -1,0 +1,275 @@
+"""Attention of a few queries over keys and values in blocks of the cache, as parts for kernels.
+
+A cache record holds 16 tokens of one kv head. In int8 each token of each head has a step for its key and one for its
+value (`x ≈ step · i`, `step = max |x| / 127`), and queries become bytes in the same way, so that a score is an exact
+integer times three numbers; in float32 a score is one sum over the head's dimensions in order.
+
+Layout of a record: keys, as columns of a product: int8 [D / 4, 16, 4] plus 128, or float32 [D, 16]; then for int8 their
+16 steps, float32; then values [16, D]; then for int8 their 16 steps.
+
+Whatever a query's neighbours are, its own numbers are computed from position 0 on, record by record, token by token; a
+record's tokens beyond what the query sees count with weight 0. D is a multiple of 16.
+"""
+
+from typing import Any, Final, Literal
+
+from services.executor.kernels.vectors import LANES, Vectors, kernel_part
+
+Kind = Literal["int8", "float32"]
+
+TOKENS: Final = LANES
+"""Tokens of a record."""
+MAX_ROWS: Final = 6
+"""Queries that share each key and value that is loaded."""
+FACTS_BYTES: Final = 8
+
+
+def record_bytes(kind: Kind, head_dim: int) -> int:
+    """The size of a record."""
+    return 2 * TOKENS * (head_dim + 4) if kind == "int8" else 2 * TOKENS * head_dim * 4
+
+
+# Into the cache.
+
+
+@kernel_part
+def rotate_head(v: Vectors, x: Any, cos: Any, sin: Any, num_vectors: Any) -> None:
+    """Turn the pairs (x[i], x[i + D/2]) in place: `rotate_head(x, cos, sin, D / 32)`; D is a multiple of 32."""
+    with v.loop(num_vectors) as loop:
+        offset = v.mul(loop.index, 64)
+        first = v.add(x, offset)
+        second = v.add(first, v.mul(num_vectors, 64))
+        a, b = v.load_floats(first), v.load_floats(second)
+        c, s = v.load_floats(v.add(cos, offset)), v.load_floats(v.add(sin, offset))
+        v.store(v.fma(a, c, v.negative(v.product(b, s))), first)
+        v.store(v.fma(b, c, v.product(a, s)), second)
+
+
+def _largest(v: Vectors, x: Any, num_vectors: Any) -> Any:
+    """The largest |number| of a head, in every lane."""
+    with v.loop(num_vectors, v.zeros()) as loop:
+        part = v.absolute(v.load_floats(v.add(x, v.mul(loop.index, 64))))
+        loop.carry(v.larger(part, loop.carried[0]))
+    return v.broadcast(v.largest_lane(loop.results[0]))
+
+
+def _is_whole(v: Vectors, x: Any, num_vectors: Any) -> Any:
+    """Whether all numbers of a head are numbers."""
+    with v.loop(num_vectors, v.zeros()) as loop:
+        part = v.load_floats(v.add(x, v.mul(loop.index, 64)))
+        loop.carry(v.fma(part, v.zeros(), loop.carried[0]))
+    return v.are_numbers(loop.results[0], loop.results[0])
+
+
+def _step_and_factor(v: Vectors, x: Any, num_vectors: Any) -> tuple[Any, Any]:
+    """A head's step, not a number if one of its numbers is none or infinite, and what makes bytes of them."""
+    largest = _largest(v, x, num_vectors)
+    is_zero = v.builder.fcmp_ordered("==", largest, v.zeros())
+    factor = v.where(is_zero, v.zeros(), v.quotient(v.constant(127.0), largest))
+    step = v.product(largest, v.constant(1 / 127))
+    return v.builder.select(_is_whole(v, x, num_vectors), step, v.constant(float("nan"))), factor
+
+
+@kernel_part
+def store_key_int8(v: Vectors, key: Any, num_vectors: Any, record: Any, token: Any) -> None:
+    """`store_key(key, D / 16, record, token)`: one token's key of one head."""
+    step, factor = _step_and_factor(v, key, num_vectors)
+    with v.loop(num_vectors) as loop:
+        part = v.rounded(v.product(v.load_floats(v.add(key, v.mul(loop.index, 64))), factor))
+        fours = v.as_fours(v.int_sum(part, v.int_constant(128)))
+        target = v.add(record, v.mul(loop.index, 4 * 64), v.mul(token, 4))
+        for number in range(4):
+            v.store(v.four(fours, number), target, 64 * number)
+    steps = v.add(record, v.mul(num_vectors, LANES * TOKENS))
+    v.store(v.first_lane(step), v.add(steps, v.mul(token, 4)))
+
+
+@kernel_part
+def store_value_int8(v: Vectors, value: Any, num_vectors: Any, values: Any, token: Any) -> None:
+    """`store_value(value, D / 16, values, token)`: one token's value of one head; `values` is where they begin."""
+    step, factor = _step_and_factor(v, value, num_vectors)
+    row = v.add(values, v.mul(token, v.mul(num_vectors, LANES)))
+    with v.loop(num_vectors) as loop:
+        part = v.rounded(v.product(v.load_floats(v.add(value, v.mul(loop.index, 64))), factor))
+        v.store_int8s(part, v.add(row, v.mul(loop.index, LANES)))
+    steps = v.add(values, v.mul(num_vectors, LANES * TOKENS))
+    v.store(v.first_lane(step), v.add(steps, v.mul(token, 4)))
+
+
+@kernel_part
+def store_key_float32(v: Vectors, key: Any, num_vectors: Any, record: Any, token: Any) -> None:
+    """As `store_key_int8`."""
+    with v.loop(v.mul(num_vectors, LANES)) as loop:
+        number = v.load_one(v.add(key, v.mul(loop.index, 4)))
+        v.store(number, v.add(record, v.mul(loop.index, 64), v.mul(token, 4)))
+
+
+@kernel_part
+def store_value_float32(v: Vectors, value: Any, num_vectors: Any, values: Any, token: Any) -> None:
+    """As `store_value_int8`."""
+    row = v.add(values, v.mul(token, v.mul(num_vectors, 64)))
+    with v.loop(num_vectors) as loop:
+        offset = v.mul(loop.index, 64)
+        v.store(v.load_floats(v.add(value, offset)), v.add(row, offset))
+
+
+# Queries.
+
+
+@kernel_part
+def take_query_int8(v: Vectors, query: Any, num_vectors: Any, scale: Any, taken: Any, facts: Any) -> None:
+    """`take_query(query, D / 16, scale, taken, facts)`: one query as `score` wants it; `scale` is an address.
+
+    Its facts are an int32, -128 · Σ i, which undoes what was added to the keys, and its step times the scale.
+    """
+    step, factor = _step_and_factor(v, query, num_vectors)
+    with v.loop(num_vectors, v.int_zeros()) as loop:
+        part = v.rounded(v.product(v.load_floats(v.add(query, v.mul(loop.index, 64))), factor))
+        v.store_int8s(part, v.add(taken, v.mul(loop.index, LANES)))
+        loop.carry(v.int_sum(loop.carried[0], part))
+    total = v.int_lane_sum(loop.results[0])
+    v.store(v.builder.mul(total, v.int32(-128)), facts)
+    v.store(v.first_lane(v.product(step, v.load_float(scale))), facts, 4)
+
+
+@kernel_part
+def take_query_float32(v: Vectors, query: Any, num_vectors: Any, scale: Any, taken: Any, _facts: Any) -> None:
+    """As `take_query_int8`; the query is scaled, and has no facts."""
+    with v.loop(num_vectors) as loop:
+        offset = v.mul(loop.index, 64)
+        v.store(v.product(v.load_floats(v.add(query, offset)), v.load_float(scale)), v.add(taken, offset))
+
+
+def make_score(kind: Kind) -> Any:
+    """For kernels: `score(num_rows, taken, facts, record, D / 16, out, out_stride)`: 16 scores of each query.
+
+    1 to MAX_ROWS queries lie one after the other, as `take_query` left them.
+    """
+    spell_rows = _score_int8 if kind == "int8" else _score_float32
+
+    @kernel_part
+    def score(
+        v: Vectors, num_rows: Any, taken: Any, facts: Any, record: Any, num_vectors: Any, out: Any, out_stride: Any
+    ) -> None:
+        def spell(count: int) -> None:
+            for row, scores in enumerate(spell_rows(v, count, taken, facts, record, num_vectors)):
+                v.store(scores, v.add(out, v.mul(out_stride, row)))
+
+        v.choose(num_rows, range(1, MAX_ROWS + 1), spell)
+
+    return score
+
+
+def _score_int8(v: Vectors, num_rows: int, taken: Any, facts: Any, record: Any, num_vectors: Any) -> list[Any]:
+    rows, size = range(num_rows), v.mul(num_vectors, LANES)
+    starts = [v.broadcast(v.load_int(facts, FACTS_BYTES * row)) for row in rows]
+    queries = [v.add(taken, v.mul(size, row)) for row in rows]
+    with v.loop(v.mul(num_vectors, 4), *starts) as loop:
+        keys = v.load_bytes(v.add(record, v.mul(loop.index, 64)))
+        four = v.mul(loop.index, 4)
+        loop.carry(*(v.dot(loop.carried[row], keys, v.load_four_bytes(v.add(queries[row], four))) for row in rows))
+    steps = v.load_floats(v.add(record, v.mul(size, TOKENS)))
+    return [
+        v.product(v.product(v.to_floats(loop.results[row]), v.load_float(facts, FACTS_BYTES * row + 4)), steps)
+        for row in rows
+    ]
+
+
+def _score_float32(v: Vectors, num_rows: int, taken: Any, _facts: Any, record: Any, num_vectors: Any) -> list[Any]:
+    rows = range(num_rows)
+    queries = [v.add(taken, v.mul(num_vectors, 4 * LANES * row)) for row in rows]
+    with v.loop(v.mul(num_vectors, LANES), *(v.zeros() for _ in rows)) as loop:
+        keys = v.load_floats(v.add(record, v.mul(loop.index, 64)))
+        at = v.mul(loop.index, 4)
+        loop.carry(*(v.fma(v.load_float(v.add(queries[row], at)), keys, loop.carried[row]) for row in rows))
+    return loop.results
+
+
+@kernel_part
+def weigh(v: Vectors, scores: Any, num_records: Any, num_visible: Any, total: Any) -> None:
+    """`weigh(scores, num_records, num_visible, total)`: one query's scores become `exp(score - largest)`, in place.
+
+    Those from `num_visible` on become 0. Their sum goes to `total`, a float32.
+    """
+    lowest = v.constant(float("-inf"))
+    with v.loop(num_records, lowest) as loop:
+        part = v.load_floats(v.add(scores, v.mul(loop.index, 64)))
+        lanes = v.first_lanes(v.add(num_visible, v.mul(loop.index, -TOKENS)))
+        loop.carry(v.larger(v.where(lanes, part, lowest), loop.carried[0]))
+    largest = v.broadcast(v.largest_lane(loop.results[0]))
+    with v.loop(num_records, v.zeros()) as loop:
+        at = v.add(scores, v.mul(loop.index, 64))
+        lanes = v.first_lanes(v.add(num_visible, v.mul(loop.index, -TOKENS)))
+        difference = v.sum(v.load_floats(at), v.negative(largest))
+        weights = v.where(lanes, v.exponential(difference), v.zeros())
+        v.store(weights, at)
+        loop.carry(v.sum(loop.carried[0], weights))
+    v.store(v.lane_sum(loop.results[0]), total)
+
+
+@kernel_part
+def scale_weights(v: Vectors, weights: Any, stride: Any, steps: Any, num_rows: Any) -> None:
+    """`scale_weights(weights, stride, steps, num_rows)`: 16 weights of each query, times the values' steps.
+
+    A weight of 0 stays 0, whatever the step is: that of a token that was never written may be anything.
+    """
+    factors = v.load_floats(steps)
+    with v.loop(num_rows) as loop:
+        at = v.add(weights, v.mul(stride, loop.index))
+        part = v.load_floats(at)
+        is_zero = v.builder.fcmp_ordered("==", part, v.zeros())
+        v.store(v.where(is_zero, v.zeros(), v.product(part, factors)), at)
+
+
+def make_add_values(kind: Kind, num_vectors: int) -> Any:
+    """For kernels: `add_values(num_rows, weights, stride, values, row_bytes, sums, sums_stride, num_tokens)`.
+
+    Adds `num_vectors` vectors of a record's first `num_tokens` values, weighted, to the sums of 1 to MAX_ROWS queries.
+    `values` is the first of those vectors of the record's first value, and values lie `row_bytes` apart.
+    """
+    item, parts = 1 if kind == "int8" else 4, range(num_vectors)
+
+    @kernel_part
+    def add_values(
+        v: Vectors,
+        num_rows: Any,
+        weights: Any,
+        stride: Any,
+        values: Any,
+        row_bytes: Any,
+        sums: Any,
+        sums_stride: Any,
+        num_tokens: Any,
+    ) -> None:
+        load = v.load_int8s if kind == "int8" else v.load_floats
+
+        def spell(count: int) -> None:
+            rows = range(count)
+            targets = [v.add(sums, v.mul(sums_stride, row)) for row in rows]
+            weight_rows = [v.add(weights, v.mul(stride, row)) for row in rows]
+            starts = [v.load_floats(targets[row], 64 * part) for row in rows for part in parts]
+            with v.loop(num_tokens, *starts) as loop:
+                at = v.add(values, v.mul(loop.index, row_bytes))
+                vectors = [load(at, LANES * item * part) for part in parts]
+                totals = []
+                for row in rows:
+                    weight = v.load_float(v.add(weight_rows[row], v.mul(loop.index, 4)))
+                    carried = loop.carried[num_vectors * row : num_vectors * (row + 1)]
+                    totals += [v.fma(weight, vectors[part], carried[part]) for part in parts]
+                loop.carry(*totals)
+            for row in rows:
+                for part in parts:
+                    v.store(loop.results[num_vectors * row + part], targets[row], 64 * part)
+
+        v.choose(num_rows, range(1, MAX_ROWS + 1), spell)
+
+    return add_values
+
+
+@kernel_part
+def divide_row(v: Vectors, sums: Any, num_vectors: Any, total: Any, out: Any) -> None:
+    """`divide_row(sums, D / 16, total, out)`: one query's sums over the sum of its weights."""
+    divisor = v.load_float(total)
+    with v.loop(num_vectors) as loop:
+        offset = v.mul(loop.index, 64)
+        v.store(v.quotient(v.load_floats(v.add(sums, offset)), divisor), v.add(out, offset))

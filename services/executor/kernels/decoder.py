@@ -1,0 +1,201 @@
+"""A whole step of a decoder-only transformer in integers, carried out by a team of threads in one call.
+
+The phases of a layer, each ended by a barrier:
+
+    rows     residual += what the layer before adds; norm; bytes
+    panels   q, k, v = weight · bytes
+    rows     (norms of q and k;) rotary embedding; k and v into the cache
+    pieces   attention of a few queries of one kv head
+    rows     bytes
+    panels   output = weight · bytes
+    rows     residual += output; norm; bytes
+    panels   gate and up = weight · bytes; silu(gate) · up; bytes
+    panels   down = weight · bytes
+
+A row is a token, a panel 32 rows of a weight. Every number is computed by one thread from its own token's numbers in an
+order that is fixed, so neither the batch nor the number of threads can change a bit.
+"""
+
+from typing import Any, Final
+
+from services.executor.kernels.cached_attention import Kind
+from services.executor.kernels.decoder_attention import make_attention
+from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
+from services.executor.kernels.grouped_linear import panel_product, unpack_row
+from services.executor.kernels.jit import single
+from services.executor.kernels.quantize import add_row, normalize_row, quantize_row, silu_mul_group
+from services.executor.kernels.team import Words, await_step, barrier, begin, claim
+
+NUM_PHASES_PER_LAYER: Final = 9
+
+
+@single
+def _embed(team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work) -> None:
+    weight = parts.embedding[0]
+    row_bytes = shape.hidden_groups * 128
+    row = claim(team, phase)
+    while row < inputs.counts[0]:
+        token = inputs.token_ids[row]
+        unpack_row(weight.address, weight.bits, shape.hidden_groups, token, work.residual.ctypes.data + row * row_bytes)
+        row = claim(team, phase)
+
+
+@single
+def _normalize(
+    team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work, norm: int, adds: bool
+) -> None:
+    """Residual plus, if `adds`, what came last; normalized, as bytes."""
+    groups = shape.hidden_groups
+    row = claim(team, phase)
+    while row < inputs.counts[0]:
+        residual = work.residual.ctypes.data + row * groups * 128
+        if adds:
+            add_row(work.delta.ctypes.data + row * groups * 128, residual, groups)
+        ints, steps = work.ints.ctypes.data + row * groups * 32, work.steps.ctypes.data + row * groups * 8
+        normalize_row(residual, norm, groups, parts.norm_facts.ctypes.data, ints, steps)
+        row = claim(team, phase)
+
+
+@single
+def _multiply(
+    team: Words, phase: int, weight: Any, ints: int, steps: int, num_groups: int, out: int, width: int, num_tokens: int
+) -> None:
+    """out [tokens, width] = weight · bytes, plus the weight's bias if it has one; `width` is whole panels."""
+    panel = claim(team, phase)
+    while panel < width // 32:
+        at = out + panel * 128
+        panel_product(ints, steps, weight.address, weight.bits, num_groups, panel, at, width * 4, num_tokens)
+        if weight.bias:
+            for token in range(num_tokens):
+                add_row(weight.bias + panel * 128, at + token * width * 4, 1)
+        panel = claim(team, phase)
+
+
+@single
+def _gate_and_up(team: Words, phase: int, thread: int, weight: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
+    """silu(gate) · up as bytes, a group of them for 48 tokens at a time: their numbers stay in the first cache."""
+    groups, hidden_groups, num_tokens = shape.intermediate_groups, shape.hidden_groups, inputs.counts[0]
+    scratch = work.scratch.ctypes.data + thread * work.scratch.shape[1]
+    group = claim(team, phase)
+    while group < groups:
+        for first in range(0, num_tokens, 48):
+            count = min(48, num_tokens - first)
+            ints = work.ints.ctypes.data + first * hidden_groups * 32
+            steps = work.steps.ctypes.data + first * hidden_groups * 8
+            for part in range(2):
+                panel, at = 2 * group + part, scratch + part * 128
+                panel_product(ints, steps, weight.address, weight.bits, hidden_groups, panel, at, 256, count)
+                if weight.bias:
+                    for token in range(count):
+                        add_row(weight.bias + panel * 128, at + token * 256, 1)
+            for token in range(count):
+                row, gate = first + token, scratch + token * 256
+                middle_ints = work.middle_ints.ctypes.data + row * groups * 32
+                middle_steps = work.middle_steps.ctypes.data + row * groups * 8
+                silu_mul_group(gate, gate + 128, group, middle_ints, middle_steps)
+        group = claim(team, phase)
+
+
+@single
+def _quantize_attended(team: Words, phase: int, shape: Shape, inputs: Inputs, work: Work) -> None:
+    groups = shape.num_heads * shape.head_dim // 32
+    row = claim(team, phase)
+    while row < inputs.counts[0]:
+        ints, steps = work.ints.ctypes.data + row * groups * 32, work.steps.ctypes.data + row * groups * 8
+        quantize_row(work.attended.ctypes.data + row * groups * 128, groups, ints, steps)
+        row = claim(team, phase)
+
+
+@single
+def _gather(team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work) -> None:
+    """The rows whose logits are wanted, close together: residual, last addition, final norm, bytes."""
+    groups = shape.hidden_groups
+    number = claim(team, phase)
+    while number < inputs.counts[2]:
+        row = inputs.logits_rows[number]
+        residual = work.residual.ctypes.data + row * groups * 128
+        add_row(work.delta.ctypes.data + row * groups * 128, residual, groups)
+        ints, steps = work.ints.ctypes.data + number * groups * 32, work.steps.ctypes.data + number * groups * 8
+        normalize_row(residual, parts.norm.ctypes.data, groups, parts.norm_facts.ctypes.data, ints, steps)
+        number = claim(team, phase)
+
+
+@single
+def _feed_forward(
+    team: Words, phase: int, thread: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, work: Work
+) -> None:
+    """The second half of a layer."""
+    hidden, num_tokens = shape.hidden_groups * 32, inputs.counts[0]
+    ints, steps, delta = work.ints.ctypes.data, work.steps.ctypes.data, work.delta.ctypes.data
+    middle_ints, middle_steps = work.middle_ints.ctypes.data, work.middle_steps.ctypes.data
+    attended_groups, middle_groups = shape.num_heads * shape.head_dim // 32, shape.intermediate_groups
+    _quantize_attended(team, phase, shape, inputs, work)
+    barrier(team)
+    _multiply(team, phase + 1, layer.output, ints, steps, attended_groups, delta, hidden, num_tokens)
+    barrier(team)
+    _normalize(team, phase + 2, parts, shape, inputs, work, layer.post_attention_norm, True)
+    barrier(team)
+    _gate_and_up(team, phase + 3, thread, layer.gate_up, shape, inputs, work)
+    barrier(team)
+    _multiply(team, phase + 4, layer.down, middle_ints, middle_steps, middle_groups, delta, hidden, num_tokens)
+    barrier(team)
+
+
+def _make_decoder(kind: Kind) -> tuple[Any, Any]:
+    """`lead` and `serve` of a team, for one kind of cache."""
+    rotate_and_store, attend = make_attention(kind)
+
+    @single
+    def take_part(
+        team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work
+    ) -> None:
+        ints, steps = work.ints.ctypes.data, work.steps.ctypes.data
+        qkv, logits = work.qkv.ctypes.data, work.logits.ctypes.data
+        _embed(team, 0, parts, shape, inputs, work)
+        barrier(team)
+        for number in range(len(layers)):
+            layer, phase = layers[number], 1 + 9 * number
+            _normalize(team, phase, parts, shape, inputs, work, layer.input_norm, number > 0)
+            barrier(team)
+            _multiply(
+                team, phase + 1, layer.qkv, ints, steps, shape.hidden_groups, qkv, shape.qkv_width, inputs.counts[0]
+            )
+            barrier(team)
+            rotate_and_store(team, phase + 2, parts, layer, shape, inputs, work)
+            barrier(team)
+            attend(team, phase + 3, thread, parts, layer, shape, inputs, work)
+            barrier(team)
+            _feed_forward(team, phase + 4, thread, parts, layer, shape, inputs, work)
+        phase = 1 + 9 * len(layers)
+        _gather(team, phase, parts, shape, inputs, work)
+        barrier(team)
+        _multiply(
+            team,
+            phase + 1,
+            parts.head[0],
+            ints,
+            steps,
+            shape.hidden_groups,
+            logits,
+            shape.vocab_size,
+            inputs.counts[2],
+        )
+        barrier(team)
+
+    @single
+    def lead(team: Words, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
+        begin(team)
+        take_part(team, 0, parts, layers, shape, inputs, work)
+
+    @single
+    def serve(team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
+        step = await_step(team, 0)
+        while step >= 0:
+            take_part(team, thread, parts, layers, shape, inputs, work)
+            step = await_step(team, step)
+
+    return lead, serve
+
+
+lead_int8, serve_int8 = _make_decoder("int8")
+lead_float32, serve_float32 = _make_decoder("float32")

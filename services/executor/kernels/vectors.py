@@ -1,0 +1,384 @@
+"""A vocabulary of vector instructions for kernels that are written in LLVM's own language.
+
+A kernel that must give the same bits everywhere, or use an instruction that no compiler finds by itself, is a Numba
+`@intrinsic` whose body is spelled out with a `Vectors`. Addresses are plain integers, so that memory of any layout is
+reached by adding bytes. LLVM splits vectors where they are wider than the machine's.
+
+Owns what each operation means to the bit. Owns no kernel.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+LANES: Final = 16
+"""Numbers of 32 bits in a vector: one AVX-512 register, two of AVX2, four of NEON."""
+
+DotInstruction = Literal["avx512-vnni", "avx-vnni", "none"]
+
+_I1: Final = ir.IntType(1)
+_I8: Final = ir.IntType(8)
+_I32: Final = ir.IntType(32)
+_I64: Final = ir.IntType(64)
+_F32: Final = ir.FloatType()
+_F16: Final = ir.HalfType()
+_FLOATS: Final = ir.VectorType(_F32, LANES)
+_INTS: Final = ir.VectorType(_I32, LANES)
+_BYTES: Final = ir.VectorType(_I8, 4 * LANES)
+
+
+@functools.cache
+def dot_instruction() -> DotInstruction:
+    """The instruction of this processor that adds up products of bytes, four in each lane."""
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512vnni"):
+        return "avx512-vnni"
+    if features.get("avxvnni"):
+        return "avx-vnni"
+    return "none"
+
+
+def kernel_part(spell: Callable[..., None]) -> Any:
+    """Make a function for kernels out of one that spells it out: `spell(vectors, *arguments)`, all 64-bit integers."""
+
+    def typing(_context: Any, *_arguments: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            spell(Vectors(builder), *arguments)
+            return context.get_dummy_value()
+
+        return types.void(*(types.intp,) * len(_arguments)), generate
+
+    # Numba reads how many arguments there are from the parameters' names.
+    names = ", ".join(list(inspect.signature(spell).parameters)[1:])
+    scope: dict[str, Any] = {"typing": typing}
+    exec(f"def {spell.__name__}(context, {names}):\n    return typing(context, {names})", scope)
+    return intrinsic(scope[spell.__name__])
+
+
+class Vectors:
+    """Writes instructions at the place where a builder stands. Offsets are in bytes."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    # Integers and addresses.
+
+    def int64(self, value: int) -> Any:
+        """A constant."""
+        return ir.Constant(_I64, value)
+
+    def add(self, *numbers: Any) -> Any:
+        """The sum of 64-bit integers; Python's are constants."""
+        values = [self.int64(number) if isinstance(number, int) else number for number in numbers]
+        return functools.reduce(self.builder.add, values)
+
+    def mul(self, x: Any, y: Any) -> Any:
+        """The product of 64-bit integers."""
+        return self.builder.mul(*(self.int64(number) if isinstance(number, int) else number for number in (x, y)))
+
+    @contextmanager
+    def loop(self, count: Any, *carried: Any) -> Iterator["Loop"]:
+        """Repeat what is written inside `count` times (at least once); `carried` values go from round to round."""
+        loop = Loop(self.builder, count, list(carried))
+        yield loop
+        loop.close()
+
+    def choose(self, number: Any, cases: Sequence[int], spell: Callable[[int], None]) -> None:
+        """Run what `spell(case)` writes for the case that a 64-bit integer is; nothing for any other number."""
+        after = self.builder.append_basic_block("chosen")
+        switch = self.builder.switch(number, after)
+        for case in cases:
+            block = self.builder.append_basic_block(f"case {case}")
+            switch.add_case(_I64(case), block)
+            self.builder.position_at_end(block)
+            spell(case)
+            self.builder.branch(after)
+        self.builder.position_at_end(after)
+
+    # Memory.
+
+    def load_floats(self, address: Any, offset: int = 0) -> Any:
+        """16 float32."""
+        return self._load(address, offset, _FLOATS)
+
+    def load_halves(self, address: Any, offset: int = 0) -> Any:
+        """16 float16 as float32."""
+        return self.builder.fpext(self._load(address, offset, ir.VectorType(_F16, LANES)), _FLOATS)
+
+    def load_bytes(self, address: Any, offset: int = 0) -> Any:
+        """64 bytes."""
+        return self._load(address, offset, _BYTES)
+
+    def load_int8s(self, address: Any, offset: int = 0) -> Any:
+        """16 signed bytes as float32."""
+        few = self._load(address, offset, ir.VectorType(_I8, LANES))
+        return self.builder.sitofp(self.builder.sext(few, _INTS), _FLOATS)
+
+    def load_float(self, address: Any, offset: int = 0) -> Any:
+        """One float32 in every lane."""
+        return self.broadcast(self.load_one(address, offset))
+
+    def load_one(self, address: Any, offset: int = 0) -> Any:
+        """A single float32."""
+        return self._load(address, offset, _F32, 4)
+
+    def load_int(self, address: Any, offset: int = 0) -> Any:
+        """A single int32."""
+        return self._load(address, offset, _I32, 4)
+
+    def load_four_bytes(self, address: Any, offset: int = 0) -> Any:
+        """Four bytes, repeated 16 times."""
+        return self.builder.bitcast(self.broadcast(self._load(address, offset, _I32)), _BYTES)
+
+    def store(self, vector: Any, address: Any, offset: int = 0) -> None:
+        """Write a vector, or a single number."""
+        self.builder.store(vector, self._pointer(address, offset, vector.type), align=1)
+
+    def store_int8s(self, ints: Any, address: Any, offset: int = 0) -> None:
+        """The lowest byte of each lane."""
+        self.store(self.builder.trunc(ints, ir.VectorType(_I8, LANES)), address, offset)
+
+    # Arithmetic on vectors.
+
+    def zeros(self) -> Any:
+        """16 float32."""
+        return ir.Constant(_FLOATS, [0.0] * LANES)
+
+    def int_constant(self, number: int) -> Any:
+        """An int32 in every lane."""
+        return ir.Constant(_INTS, [number] * LANES)
+
+    def int32(self, value: int) -> Any:
+        """A single constant."""
+        return ir.Constant(_I32, value)
+
+    def int_zeros(self) -> Any:
+        """16 int32."""
+        return ir.Constant(_INTS, [0] * LANES)
+
+    def constant(self, number: float) -> Any:
+        """A float32 in every lane."""
+        return ir.Constant(_FLOATS, [number] * LANES)
+
+    def broadcast(self, number: Any) -> Any:
+        """A scalar in every lane."""
+        undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+        first = self.builder.insert_element(undefined, number, _I32(0))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """`x · y + z`, rounded once."""
+        return self._call(f"llvm.fma.v{LANES}f32", _FLOATS, x, y, z)
+
+    def product(self, x: Any, y: Any) -> Any:
+        """Of floats."""
+        return self.builder.fmul(x, y)
+
+    def sum(self, x: Any, y: Any) -> Any:
+        """Of floats."""
+        return self.builder.fadd(x, y)
+
+    def int_sum(self, x: Any, y: Any) -> Any:
+        """Of ints."""
+        return self.builder.add(x, y)
+
+    def absolute(self, x: Any) -> Any:
+        """Without the sign."""
+        return self._call(f"llvm.fabs.v{LANES}f32", _FLOATS, x)
+
+    def larger(self, x: Any, y: Any) -> Any:
+        """The larger of two floats; where one is not a number, the other."""
+        return self._call(f"llvm.maxnum.v{LANES}f32", _FLOATS, x, y)
+
+    def rounded(self, x: Any) -> Any:
+        """The nearest integers as int32, halves to even. What is no number becomes something."""
+        return self.builder.fptosi(self._call(f"llvm.rint.v{LANES}f32", _FLOATS, x), _INTS)
+
+    def square_root(self, x: Any) -> Any:
+        """Of floats, correctly rounded."""
+        return self._call(f"llvm.sqrt.v{LANES}f32", _FLOATS, x)
+
+    def as_ints(self, floats: Any) -> Any:
+        """The bits of 16 floats as int32."""
+        return self.builder.bitcast(floats, _INTS)
+
+    def to_floats(self, ints: Any) -> Any:
+        """int32 as float32."""
+        return self.builder.sitofp(ints, _FLOATS)
+
+    def are_numbers(self, x: Any, y: Any) -> Any:
+        """Whether all lanes of both are numbers, infinite ones included."""
+        lanes = self.builder.fcmp_unordered("uno", x, y)
+        bits = self.builder.bitcast(lanes, ir.IntType(LANES))
+        return self.builder.icmp_unsigned("==", bits, ir.IntType(LANES)(0))
+
+    def low_nibbles(self, packed: Any) -> Any:
+        """The lower four bits of each of 64 bytes."""
+        return self.builder.and_(packed, ir.Constant(_BYTES, [15] * (4 * LANES)))
+
+    def high_nibbles(self, packed: Any) -> Any:
+        """The upper four bits of each of 64 bytes."""
+        shift = ir.Constant(_INTS, [4] * LANES)
+        shifted = self.builder.bitcast(self.builder.lshr(self.builder.bitcast(packed, _INTS), shift), _BYTES)
+        return self.low_nibbles(shifted)
+
+    def dot(self, sums: Any, unsigned: Any, signed: Any) -> Any:
+        """`sums` plus, in each lane, the products of its four unsigned and four signed bytes: exact int32."""
+        match dot_instruction():
+            case "avx512-vnni":
+                operands = [self.builder.bitcast(operand, _INTS) for operand in (unsigned, signed)]
+                return self._call("llvm.x86.avx512.vpdpbusd.512", _INTS, sums, *operands)
+            case "avx-vnni":
+                return self._dot_in_halves(sums, unsigned, signed)
+            case "none":
+                return self._dot_by_parts(sums, unsigned, signed)
+
+    def exponential(self, x: Any) -> Any:
+        """`exp(x)` of floats that are 0 or less, to 2 units in the last place; below -87 that of -87; of NaN itself.
+
+        x = n · ln 2 + r with |r| ≤ ln 2 / 2; a polynomial gives exp(r), and n goes into the exponent. Coefficients:
+        Moshier's Cephes library, `expf`.
+        """
+        given = x
+        x = self.larger(x, self.constant(-87.0))
+        n = self._call(f"llvm.rint.v{LANES}f32", _FLOATS, self.product(x, self.constant(1.44269504088896341)))
+        r = self.fma(n, self.constant(-0.693359375), x)
+        r = self.fma(n, self.constant(2.12194440e-4), r)
+        y = self.constant(1.9875691500e-4)
+        for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            y = self.fma(y, r, self.constant(coefficient))
+        y = self.sum(self.fma(y, self.product(r, r), r), self.constant(1.0))
+        exponent = self.builder.shl(self.builder.fptosi(n, _INTS), ir.Constant(_INTS, [23] * LANES))
+        y = self.builder.bitcast(self.builder.add(self.builder.bitcast(y, _INTS), exponent), _FLOATS)
+        return self.where(self.builder.fcmp_unordered("uno", given, given), given, y)
+
+    def quotient(self, x: Any, y: Any) -> Any:
+        """Of floats."""
+        return self.builder.fdiv(x, y)
+
+    def negative(self, x: Any) -> Any:
+        """With the other sign."""
+        return self.builder.fneg(x)
+
+    def first_lanes(self, count: Any) -> Any:
+        """Which of the 16 lanes are among the first `count`, a 64-bit integer of any sign."""
+        lanes = ir.Constant(ir.VectorType(_I64, LANES), list(range(LANES)))
+        return self.builder.icmp_signed("<", lanes, self.broadcast64(count))
+
+    def broadcast64(self, number: Any) -> Any:
+        """A 64-bit integer in every lane."""
+        undefined = ir.Constant(ir.VectorType(_I64, LANES), ir.Undefined)
+        first = self.builder.insert_element(undefined, number, _I32(0))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
+
+    def where(self, lanes: Any, x: Any, y: Any) -> Any:
+        """x in those lanes, y in the others."""
+        return self.builder.select(lanes, x, y)
+
+    def as_fours(self, ints: Any) -> Any:
+        """The lowest bytes of 16 ints, as four groups of four."""
+        few = self.builder.trunc(ints, ir.VectorType(_I8, LANES))
+        return self.builder.bitcast(few, ir.VectorType(_I32, LANES // 4))
+
+    def four(self, fours: Any, number: int) -> Any:
+        """One of the groups that `as_fours` gave."""
+        return self.builder.extract_element(fours, self.int32(number))
+
+    # Reductions of a vector to a scalar, in an order that is fixed.
+
+    def largest_lane(self, x: Any) -> Any:
+        """The largest of 16 floats."""
+        return self._fold(x, self.larger)
+
+    def lane_sum(self, x: Any) -> Any:
+        """The sum of 16 floats: lanes 8 apart, then 4, 2, 1."""
+        return self._fold(x, self.sum)
+
+    def int_lane_sum(self, x: Any) -> Any:
+        """The sum of 16 ints."""
+        return self._fold(x, self.int_sum)
+
+    def first_lane(self, x: Any) -> Any:
+        """The number in lane 0."""
+        return self.builder.extract_element(x, _I32(0))
+
+    def _fold(self, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        for distance in (8, 4, 2, 1):
+            order = [(lane + distance) % LANES for lane in range(LANES)]
+            x = combine(x, self.builder.shuffle_vector(x, x, ir.Constant(_INTS, order)))
+        return self.first_lane(x)
+
+    def _dot_in_halves(self, sums: Any, unsigned: Any, signed: Any) -> Any:
+        half = ir.VectorType(_I32, LANES // 2)
+        halves = []
+        for first in (0, LANES // 2):
+            order = ir.Constant(half, list(range(first, first + LANES // 2)))
+            parts = [
+                self.builder.shuffle_vector(x, x, order)
+                for x in (sums, self.builder.bitcast(unsigned, _INTS), self.builder.bitcast(signed, _INTS))
+            ]
+            halves.append(self._call("llvm.x86.avx512.vpdpbusd.256", half, *parts))
+        return self.builder.shuffle_vector(*halves, ir.Constant(_INTS, list(range(LANES))))
+
+    def _dot_by_parts(self, sums: Any, unsigned: Any, signed: Any) -> Any:
+        for byte in range(4):
+            order = ir.Constant(_INTS, list(range(byte, 4 * LANES, 4)))
+            x = self.builder.zext(self.builder.shuffle_vector(unsigned, unsigned, order), _INTS)
+            y = self.builder.sext(self.builder.shuffle_vector(signed, signed, order), _INTS)
+            sums = self.builder.add(sums, self.builder.mul(x, y))
+        return sums
+
+    def _pointer(self, address: Any, offset: int, kind: Any) -> Any:
+        return self.builder.inttoptr(self.add(address, offset) if offset else address, kind.as_pointer())
+
+    def _load(self, address: Any, offset: int, kind: Any, align: int = 1) -> Any:
+        return self.builder.load(self._pointer(address, offset, kind), align=align)
+
+    def _call(self, name: str, result: Any, *arguments: Any) -> Any:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
+
+
+class Loop:
+    """A loop being written: `index` is the round, `carried` what the round begins with; `carry` says what is next."""
+
+    def __init__(self, builder: Any, count: Any, starts: list[Any]) -> None:
+        self._builder = builder
+        self._count = count
+        before = builder.block
+        self._body = builder.append_basic_block("loop")
+        self._next: list[Any] = []
+        builder.branch(self._body)
+        builder.position_at_end(self._body)
+        self.index = builder.phi(_I64)
+        self.index.add_incoming(_I64(0), before)
+        self.carried = [builder.phi(start.type) for start in starts]
+        for phi, start in zip(self.carried, starts, strict=True):
+            phi.add_incoming(start, before)
+
+    def carry(self, *values: Any) -> None:
+        """What the next round begins with; after the last round it is `results`."""
+        self._next = list(values)
+
+    @property
+    def results(self) -> list[Any]:
+        """What the last round handed on."""
+        return self._next
+
+    def close(self) -> None:
+        """End the loop; what is written from now on comes after it."""
+        end_of_body = self._builder.block
+        index = self._builder.add(self.index, _I64(1))
+        self.index.add_incoming(index, end_of_body)
+        for phi, value in zip(self.carried, self._next, strict=True):
+            phi.add_incoming(value, end_of_body)
+        after = self._builder.append_basic_block("after")
+        self._builder.cbranch(self._builder.icmp_signed("<", index, self._count), self._body, after)
+        self._builder.position_at_end(after)

@@ -1,0 +1,93 @@
+"""The integer models' arithmetic written down plainly: every place where numbers become bytes, and float64 between."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.executor.kernels.cached_attention import Kind
+from services.executor.kernels.grouped_linear import Bits
+from services.executor.kernels.quantize import dequantize_naive, quantize_naive
+from services.executor.layers.rotary import rotary_table
+from services.executor.quantization.groups import numbers
+from services.executor.weights import Weights
+from shared.models.config import load_config
+
+
+class IntegerReference:
+    """One sequence from its first token to its last, nothing cached."""
+
+    def __init__(self, folder: Path, bits: Bits | None, cache: Kind) -> None:
+        self.config = load_config(folder)
+        self._weights = Weights(folder)
+        self._bits = bits
+        self._cache = cache
+        self._table = rotary_table(self.config.rope, self.config.head_dim, 512)
+
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """[T, vocabulary]."""
+        config = self.config
+        embedding = self._matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        x = embedding[torch.tensor(token_ids)]
+        for number in range(config.num_layers):
+            prefix = f"model.layers.{number}"
+            x = x + self._attention(f"{prefix}.self_attn", self._norm(f"{prefix}.input_layernorm", x))
+            x = x + self._feed_forward(f"{prefix}.mlp", self._norm(f"{prefix}.post_attention_layernorm", x))
+        x = self._norm("model.norm", x)
+        if config.tie_word_embeddings:
+            return _as_bytes(x) @ embedding.T
+        return _as_bytes(x) @ self._matrix("lm_head.weight", config.vocab_size, config.hidden_size).T
+
+    def _attention(self, prefix: str, x: Tensor) -> Tensor:
+        config, head_dim = self.config, self.config.head_dim
+        q, k, v = (
+            self._linear(f"{prefix}.{name}_proj", x, heads * head_dim, bias=config.attention_bias).view(
+                len(x), heads, head_dim
+            )
+            for name, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
+        )
+        if config.family == "qwen3":
+            q, k = self._norm(f"{prefix}.q_norm", q), self._norm(f"{prefix}.k_norm", k)
+        q, k = self._rotated(q), self._rotated(k)
+        if self._cache == "int8":
+            q, k, v = _heads_as_bytes(q), _heads_as_bytes(k), _heads_as_bytes(v)
+        group = config.num_heads // config.num_kv_heads
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) * head_dim**-0.5
+        scores = scores.masked_fill(torch.ones(len(x), len(x), dtype=torch.bool).triu(1), -torch.inf)
+        out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        return self._linear(f"{prefix}.o_proj", out, config.hidden_size, bias=config.output_bias)
+
+    def _feed_forward(self, prefix: str, x: Tensor) -> Tensor:
+        config = self.config
+        gate, up = (
+            self._linear(f"{prefix}.{name}_proj", x, config.intermediate_size, bias=config.mlp_bias)
+            for name in ("gate", "up")
+        )
+        middle = torch.nn.functional.silu(gate) * up
+        return self._linear(f"{prefix}.down_proj", middle, config.hidden_size, bias=config.mlp_bias)
+
+    def _linear(self, name: str, x: Tensor, rows: int, *, bias: bool) -> Tensor:
+        out = _as_bytes(x) @ self._matrix(f"{name}.weight", rows, x.shape[1]).T
+        return out + self._weights.load({f"{name}.bias": (rows,)}).double() if bias else out
+
+    def _matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        return torch.from_numpy(numbers(self._weights.load_groups({name: (rows, columns)}, self._bits))).double()
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        weight = self._weights.load({f"{name}.weight": (x.shape[-1],)}).double()
+        return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        cos, sin = (table[: len(x)].double().unsqueeze(1) for table in (self._table.cos, self._table.sin))
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return dequantize_naive(*quantize_naive(x.float())).double()
+
+
+def _heads_as_bytes(x: Tensor) -> Tensor:
+    step = x.abs().amax(-1, keepdim=True) / 127
+    return torch.round(x / step) * step

@@ -1,0 +1,113 @@
+"""Models in integers: the arithmetic written plainly, the families, and weights that do not fit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from services.executor.batch import ForwardBatch
+from services.executor.factory import LoadedModel, load_model
+from services.executor.kernels.cached_attention import Kind
+from services.executor.kv_cache import RecordCache
+from shared.errors import ConfigError, ModelError
+from tests.executor.conftest import INTEGER, SMALL, TinyFolder
+from tests.executor.models.integer_reference import IntegerReference
+
+TOKENS = [7, 300, 12, 12, 5, 99, 250, 1, 383, 42] * 4
+
+
+def logits(
+    loaded: LoadedModel, token_ids: list[int], *, start: int = 0, blocks: tuple[int, ...] = (3, 1, 2)
+) -> torch.Tensor:
+    """Of tokens `start` and after, in one step; those before are in the cache."""
+    positions = torch.arange(start, len(token_ids))
+    table = torch.tensor(blocks, dtype=torch.int32)
+    size = loaded.capacity.block_size
+    rows = []
+    for first in range(0, len(positions), loaded.capacity.max_slots):
+        part = positions[first : first + loaded.capacity.max_slots]
+        batch = ForwardBatch(
+            token_ids=torch.tensor(token_ids)[part],
+            positions=part,
+            slot_mapping=table[part // size].long() * size + part % size,
+            query_starts=torch.tensor([0, len(part)], dtype=torch.int32),
+            context_lens=torch.tensor([int(part[-1]) + 1], dtype=torch.int32),
+            block_tables=table.unsqueeze(0),
+            logits_rows=torch.arange(len(part)),
+        )
+        rows.append(loaded.model(batch, loaded.kv_cache).clone())
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("cache", ["int8", "float32"])
+def test_logits_are_those_of_the_arithmetic_written_plainly(family: str, cache: Kind, tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder(family)
+    found = logits(load_model(folder, "tiny", replace(INTEGER, kv_dtype=cache)), TOKENS).double()
+    expected = IntegerReference(folder, None, cache).logits(TOKENS)
+    # A number on the edge between two bytes may fall to either, which moves some logits by a little.
+    error = (found - expected).abs()
+    assert error.median() < 0.01 * expected.std()
+    assert error.max() < 0.2 * expected.std()
+
+
+def test_an_untied_head_and_every_bias_are_used(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("llama", tie_word_embeddings=False, attention_bias=True, mlp_bias=True)
+    found = logits(load_model(folder, "tiny", INTEGER), TOKENS).double()
+    expected = IntegerReference(folder, None, "int8").logits(TOKENS)
+    assert (found - expected).abs().median() < 0.01 * expected.std()
+
+
+def test_four_bits_are_four_bits(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("llama")
+    found = logits(load_model(folder, "tiny", replace(INTEGER, dtype="int4")), TOKENS).double()
+    expected = IntegerReference(folder, 4, "int8").logits(TOKENS)
+    assert (found - expected).abs().median() < 0.01 * expected.std()
+    in_eight = logits(load_model(folder, "tiny", INTEGER), TOKENS).double()
+    assert (in_eight - expected).abs().median() > 0.05 * expected.std()
+
+
+@pytest.mark.parametrize("cache", ["int8", "float32"])
+def test_what_nobody_has_written_is_never_used(cache: Kind, tiny_folder: TinyFolder) -> None:
+    loaded = load_model(tiny_folder("llama"), "tiny", replace(INTEGER, kv_dtype=cache))
+    assert isinstance(loaded.kv_cache, RecordCache)
+    expected = logits(loaded, TOKENS)
+    for layer in loaded.kv_cache.layers:
+        layer.fill_(255)  # as floats: not a number
+    assert torch.equal(logits(loaded, TOKENS), expected)
+
+
+@pytest.mark.parametrize("cache", ["int8", "float32"])
+@pytest.mark.parametrize("split", [1, 15, 16, 17, 39])
+def test_a_prefix_in_the_cache_gives_the_same_bits(cache: Kind, split: int, tiny_folder: TinyFolder) -> None:
+    loaded = load_model(tiny_folder("qwen2"), "tiny", replace(INTEGER, kv_dtype=cache))
+    expected = logits(loaded, TOKENS)
+    logits(loaded, TOKENS[:split], blocks=(5, 9, 7))
+    rest = logits(loaded, TOKENS, start=split, blocks=(5, 9, 7))
+    assert torch.equal(rest, expected[split:])
+
+
+def test_numbers_that_are_none_show_in_the_logits_of_their_row(tiny_folder: TinyFolder) -> None:
+    loaded = load_model(tiny_folder("llama"), "tiny", INTEGER)
+    expected = logits(loaded, TOKENS)
+    loaded.model._work.residual.fill(np.nan)  # type: ignore[attr-defined]
+    loaded.model._work.delta.fill(np.nan)  # type: ignore[attr-defined]
+    assert torch.equal(logits(loaded, TOKENS), expected)
+
+
+def test_a_weight_that_is_missing_is_named(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight is missing"):
+        load_model(folder, "tiny", INTEGER)
+
+
+def test_sizes_that_integers_cannot_have_are_named_or_left_to_floats(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("llama", intermediate_size=80)
+    with pytest.raises(ConfigError, match="SHOAL_EXECUTOR_DTYPE=int8 cannot be: intermediate_size is 80"):
+        load_model(folder, "tiny", INTEGER)
+    assert not isinstance(load_model(folder, "tiny", replace(INTEGER, dtype="auto")).kv_cache, RecordCache)
+    with pytest.raises(ConfigError, match="SHOAL_EXECUTOR_BLOCK_SIZE is 4"):
+        load_model(tiny_folder("llama"), "tiny", replace(SMALL, dtype="int8"))
