@@ -24,7 +24,7 @@ def untouched(num_bytes: int) -> mmap.mmap:
     Reading a cache or weights from beginning to end meets a new page every few kilobytes otherwise, and each costs a
     walk through the page table.
     """
-    memory = mmap.mmap(-1, max(num_bytes, 1))
+    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -44,7 +44,8 @@ def command(
 ) -> None:
     """Keep a system prompt in the prefix cache of every executor, under NAME; without NAME, list what is kept.
 
-    A pin lasts until `shoal unpin NAME`, also when services or the whole mesh are started again.
+    A pin lasts until `shoal unpin NAME`, also when services or the whole mesh are started again. All pins together take
+    at most half of an executor's cache; one for which there is no room waits until another is unpinned.
     """
     url = find_nats(nats_url, home, port)
     if name is None:

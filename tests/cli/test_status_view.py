@@ -25,7 +25,7 @@ EXECUTOR_ID, SCHEDULER_ID = InstanceId("executor-e1"), InstanceId("scheduler-s1"
 
 
 def _statuses() -> dict[Service, Status]:
-    view = ExecutorView(EXECUTOR_ID, "tiny", 3, 2, 400, 300, 50)
+    view = ExecutorView(EXECUTOR_ID, "tiny", 3, 2, 400, 300, 50, 20, 7, 12.4)
     return {
         Service.GATEWAY: GatewayStatus("http://127.0.0.1:8000", 5, 2, 70),
         Service.TOKENIZER: TokenizerStatus(8192, 70, 900),
@@ -217,10 +217,20 @@ def test_all_numbers_are_shown(world: _World) -> None:
         "5 open, 70 so far, 2 connections · http://127.0.0.1:8000",
         "70 prompts, 900 tokens so far",
         "2 waiting, 3 running · 0 tokens/s out · 25% of prompt tokens from cache · 4 preemptions",
-        "cpu · held by scheduler-1 · busy 0% · 0 tokens/s computed · blocks 300 free of 400, 50 cached",
+        "cpu · held by scheduler-1 · busy 0% · 0 tokens/s computed · ",
+        " · blocks 300 free of 400, 50 cached, 20 pinned · 7 blocks evicted, 12 s of work after they were used",
         "3 open choices, 500 tokens so far",
     ):
         assert words in shown
+
+
+def test_an_executor_that_evicted_nothing_says_nothing_of_it(world: _World) -> None:
+    view = ExecutorView(EXECUTOR_ID, "tiny", 0, 0, 400, 400, 50)
+    world.beat_all()
+    world.view.observe(_beat(Service.SCHEDULER, SchedulerStatus((view,))))
+    shown = _shown(world.view.snapshot())
+    assert "blocks 400 free of 400, 50 cached, 0 pinned" in shown
+    assert "evicted" not in shown
 
 
 def test_a_narrow_terminal_gets_what_is_done_below_the_names(world: _World) -> None:

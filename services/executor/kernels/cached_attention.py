@@ -164,15 +164,26 @@ def _score_int8(v: Vectors, num_rows: int, taken: Any, facts: Any, record: Any, 
     rows, size = range(num_rows), v.mul(num_vectors, LANES)
     starts = [v.broadcast(v.load_int(facts, FACTS_BYTES * row)) for row in rows]
     queries = [v.add(taken, v.mul(size, row)) for row in rows]
-    with v.loop(v.mul(num_vectors, 4), *starts) as loop:
-        keys = v.load_bytes(v.add(record, v.mul(loop.index, 64)))
-        four = v.mul(loop.index, 4)
-        loop.carry(*(v.dot(loop.carried[row], keys, v.load_four_bytes(v.add(queries[row], four))) for row in rows))
+    # Two sums for each query, since a dot takes five cycles and few queries leave the processor waiting for the last.
+    with v.loop(v.mul(num_vectors, 2), *starts, *(v.int_zeros() for _ in rows)) as loop:
+        keys = v.add(record, v.mul(loop.index, 128))
+        fours = [v.add(query, v.mul(loop.index, 8)) for query in queries]
+        parts = [
+            v.dot(
+                loop.carried[part * num_rows + row],
+                v.load_bytes(keys, 64 * part),
+                v.load_four_bytes(fours[row], 4 * part),
+            )
+            for part in range(2)
+            for row in rows
+        ]
+        loop.carry(*parts)
     steps = v.load_floats(v.add(record, v.mul(size, TOKENS)))
-    return [
-        v.product(v.product(v.to_floats(loop.results[row]), v.load_float(facts, FACTS_BYTES * row + 4)), steps)
-        for row in rows
-    ]
+    scores = []
+    for row in rows:
+        total = v.to_floats(v.int_sum(loop.results[row], loop.results[num_rows + row]))
+        scores.append(v.product(v.product(total, v.load_float(facts, FACTS_BYTES * row + 4)), steps))
+    return scores
 
 
 def _score_float32(v: Vectors, num_rows: int, taken: Any, _facts: Any, record: Any, num_vectors: Any) -> list[Any]:
@@ -192,19 +203,24 @@ def weigh(v: Vectors, scores: Any, num_records: Any, num_visible: Any, total: An
     Those from `num_visible` on become 0. Their sum goes to `total`, a float32.
     """
     lowest = v.constant(float("-inf"))
-    with v.loop(num_records, lowest) as loop:
-        part = v.load_floats(v.add(scores, v.mul(loop.index, 64)))
-        lanes = v.first_lanes(v.add(num_visible, v.mul(loop.index, -TOKENS)))
-        loop.carry(v.larger(v.where(lanes, part, lowest), loop.carried[0]))
-    largest = v.broadcast(v.largest_lane(loop.results[0]))
-    with v.loop(num_records, v.zeros()) as loop:
+    # Whole records first (there may be none), then the last, which may be seen in part, then zeros.
+    num_whole = v.builder.sdiv(v.add(num_visible, -1), v.int64(TOKENS))
+    lanes = v.first_lanes(v.add(num_visible, v.mul(num_whole, -TOKENS)))
+    last = v.add(scores, v.mul(num_whole, 64))
+    part = v.where(lanes, v.load_floats(last), lowest)
+    with v.loop_if_any(num_whole, part) as loop:
+        loop.carry(v.larger(v.load_floats(v.add(scores, v.mul(loop.index, 64))), loop.carried[0]))
+    largest = v.negative(v.broadcast(v.largest_lane(loop.results[0])))
+    with v.loop_if_any(num_whole, v.zeros()) as loop:
         at = v.add(scores, v.mul(loop.index, 64))
-        lanes = v.first_lanes(v.add(num_visible, v.mul(loop.index, -TOKENS)))
-        difference = v.sum(v.load_floats(at), v.negative(largest))
-        weights = v.where(lanes, v.exponential(difference), v.zeros())
+        weights = v.exponential(v.sum(v.load_floats(at), largest))
         v.store(weights, at)
         loop.carry(v.sum(loop.carried[0], weights))
-    v.store(v.lane_sum(loop.results[0]), total)
+    weights = v.where(lanes, v.exponential(v.sum(part, largest)), v.zeros())
+    v.store(weights, last)
+    v.store(v.lane_sum(v.sum(loop.results[0], weights)), total)
+    with v.loop_if_any(v.add(num_records, v.mul(v.add(num_whole, 1), -1))) as loop:
+        v.store(v.zeros(), v.add(last, v.mul(v.add(loop.index, 1), 64)))
 
 
 @kernel_part
@@ -264,6 +280,13 @@ def make_add_values(kind: Kind, num_vectors: int) -> Any:
         v.choose(num_rows, range(1, MAX_ROWS + 1), spell)
 
     return add_values
+
+
+@kernel_part
+def prefetch_record(v: Vectors, record: Any, num_vectors: Any) -> None:
+    """`prefetch_record(record, D / 16)`: have a record of int8 brought near (of float32, its beginning)."""
+    with v.loop(v.add(v.mul(num_vectors, 8), 2)) as loop:
+        v.prefetch(v.add(record, v.mul(loop.index, 64)), 64)
 
 
 @kernel_part

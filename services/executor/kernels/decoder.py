@@ -23,10 +23,21 @@ from services.executor.kernels.decoder_attention import make_attention
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
 from services.executor.kernels.grouped_linear import panel_product, unpack_row
 from services.executor.kernels.jit import single
+from services.executor.kernels.memory import cycles
 from services.executor.kernels.quantize import add_row, normalize_row, quantize_row, silu_mul_group
-from services.executor.kernels.team import Words, await_step, barrier, begin, claim
+from services.executor.kernels.team import Words, await_step, barrier, begin, claim, run_length
 
 NUM_PHASES_PER_LAYER: Final = 9
+
+
+@single
+def _end_phase(team: Words, thread: int, kind: int, work: Work) -> None:
+    """Wait for the others, and note how long a phase took, by its place in PHASES."""
+    barrier(team)
+    if thread == 0:
+        now = cycles()
+        work.spent[kind] += now - work.spent[8]
+        work.spent[8] = now
 
 
 @single
@@ -61,39 +72,50 @@ def _multiply(
     team: Words, phase: int, weight: Any, ints: int, steps: int, num_groups: int, out: int, width: int, num_tokens: int
 ) -> None:
     """out [tokens, width] = weight · bytes, plus the weight's bias if it has one; `width` is whole panels."""
-    panel = claim(team, phase)
-    while panel < width // 32:
-        at = out + panel * 128
-        panel_product(ints, steps, weight.address, weight.bits, num_groups, panel, at, width * 4, num_tokens)
-        if weight.bias:
-            for token in range(num_tokens):
-                add_row(weight.bias + panel * 128, at + token * width * 4, 1)
-        panel = claim(team, phase)
+    num_panels = width // 32
+    run = run_length(team, num_panels)
+    first = claim(team, phase) * run
+    while first < num_panels:
+        for panel in range(first, min(first + run, num_panels)):
+            at = out + panel * 128
+            panel_product(ints, steps, weight.address, weight.bits, num_groups, panel, at, width * 4, num_tokens)
+            if weight.bias:
+                for token in range(num_tokens):
+                    add_row(weight.bias + panel * 128, at + token * width * 4, 1)
+        first = claim(team, phase) * run
 
 
 @single
 def _gate_and_up(team: Words, phase: int, thread: int, weight: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
     """silu(gate) · up as bytes, a group of them for 48 tokens at a time: their numbers stay in the first cache."""
-    groups, hidden_groups, num_tokens = shape.intermediate_groups, shape.hidden_groups, inputs.counts[0]
+    groups, num_tokens = shape.intermediate_groups, inputs.counts[0]
     scratch = work.scratch.ctypes.data + thread * work.scratch.shape[1]
-    group = claim(team, phase)
-    while group < groups:
-        for first in range(0, num_tokens, 48):
-            count = min(48, num_tokens - first)
-            ints = work.ints.ctypes.data + first * hidden_groups * 32
-            steps = work.steps.ctypes.data + first * hidden_groups * 8
-            for part in range(2):
-                panel, at = 2 * group + part, scratch + part * 128
-                panel_product(ints, steps, weight.address, weight.bits, hidden_groups, panel, at, 256, count)
-                if weight.bias:
-                    for token in range(count):
-                        add_row(weight.bias + panel * 128, at + token * 256, 1)
+    run = run_length(team, groups)
+    start = claim(team, phase) * run
+    while start < groups:
+        for group in range(start, min(start + run, groups)):
+            for first in range(0, num_tokens, 48):
+                _gate_and_up_of(first, min(48, num_tokens - first), group, scratch, weight, shape, work)
+        start = claim(team, phase) * run
+
+
+@single
+def _gate_and_up_of(first: int, count: int, group: int, scratch: int, weight: Any, shape: Shape, work: Work) -> None:
+    """One group of 32 numbers, for `count` tokens from `first` on."""
+    groups, hidden_groups = shape.intermediate_groups, shape.hidden_groups
+    ints = work.ints.ctypes.data + first * hidden_groups * 32
+    steps = work.steps.ctypes.data + first * hidden_groups * 8
+    for part in range(2):
+        panel, at = 2 * group + part, scratch + part * 128
+        panel_product(ints, steps, weight.address, weight.bits, hidden_groups, panel, at, 256, count)
+        if weight.bias:
             for token in range(count):
-                row, gate = first + token, scratch + token * 256
-                middle_ints = work.middle_ints.ctypes.data + row * groups * 32
-                middle_steps = work.middle_steps.ctypes.data + row * groups * 8
-                silu_mul_group(gate, gate + 128, group, middle_ints, middle_steps)
-        group = claim(team, phase)
+                add_row(weight.bias + panel * 128, at + token * 256, 1)
+    for token in range(count):
+        row, gate = first + token, scratch + token * 256
+        middle_ints = work.middle_ints.ctypes.data + row * groups * 32
+        middle_steps = work.middle_steps.ctypes.data + row * groups * 8
+        silu_mul_group(gate, gate + 128, group, middle_ints, middle_steps)
 
 
 @single
@@ -130,15 +152,15 @@ def _feed_forward(
     middle_ints, middle_steps = work.middle_ints.ctypes.data, work.middle_steps.ctypes.data
     attended_groups, middle_groups = shape.num_heads * shape.head_dim // 32, shape.intermediate_groups
     _quantize_attended(team, phase, shape, inputs, work)
-    barrier(team)
+    _end_phase(team, thread, 0, work)
     _multiply(team, phase + 1, layer.output, ints, steps, attended_groups, delta, hidden, num_tokens)
-    barrier(team)
+    _end_phase(team, thread, 4, work)
     _normalize(team, phase + 2, parts, shape, inputs, work, layer.post_attention_norm, True)
-    barrier(team)
+    _end_phase(team, thread, 0, work)
     _gate_and_up(team, phase + 3, thread, layer.gate_up, shape, inputs, work)
-    barrier(team)
+    _end_phase(team, thread, 5, work)
     _multiply(team, phase + 4, layer.down, middle_ints, middle_steps, middle_groups, delta, hidden, num_tokens)
-    barrier(team)
+    _end_phase(team, thread, 6, work)
 
 
 def _make_decoder(kind: Kind) -> tuple[Any, Any]:
@@ -151,24 +173,26 @@ def _make_decoder(kind: Kind) -> tuple[Any, Any]:
     ) -> None:
         ints, steps = work.ints.ctypes.data, work.steps.ctypes.data
         qkv, logits = work.qkv.ctypes.data, work.logits.ctypes.data
+        if thread == 0:
+            work.spent[8] = cycles()
         _embed(team, 0, parts, shape, inputs, work)
-        barrier(team)
+        _end_phase(team, thread, 0, work)
         for number in range(len(layers)):
             layer, phase = layers[number], 1 + 9 * number
             _normalize(team, phase, parts, shape, inputs, work, layer.input_norm, number > 0)
-            barrier(team)
+            _end_phase(team, thread, 0, work)
             _multiply(
                 team, phase + 1, layer.qkv, ints, steps, shape.hidden_groups, qkv, shape.qkv_width, inputs.counts[0]
             )
-            barrier(team)
+            _end_phase(team, thread, 1, work)
             rotate_and_store(team, phase + 2, parts, layer, shape, inputs, work)
-            barrier(team)
+            _end_phase(team, thread, 2, work)
             attend(team, phase + 3, thread, parts, layer, shape, inputs, work)
-            barrier(team)
+            _end_phase(team, thread, 3, work)
             _feed_forward(team, phase + 4, thread, parts, layer, shape, inputs, work)
         phase = 1 + 9 * len(layers)
         _gather(team, phase, parts, shape, inputs, work)
-        barrier(team)
+        _end_phase(team, thread, 0, work)
         _multiply(
             team,
             phase + 1,
@@ -180,7 +204,7 @@ def _make_decoder(kind: Kind) -> tuple[Any, Any]:
             shape.vocab_size,
             inputs.counts[2],
         )
-        barrier(team)
+        _end_phase(team, thread, 7, work)
 
     @single
     def lead(team: Words, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:

@@ -12,6 +12,7 @@ from services.executor.kernels.cached_attention import (
     divide_row,
     make_add_values,
     make_score,
+    prefetch_record,
     rotate_head,
     scale_weights,
     store_key_float32,
@@ -202,6 +203,10 @@ def _make_attend(kind: Kind, record_of: Any, values_offset: Any) -> Any:
             for start in range(0, seen, 16):
                 block = inputs.block_tables[sequence, start // shape.block_size]
                 record = record_of(layer, shape, block, head, start % shape.block_size)
+                ahead = start + 64
+                if ahead < seen:
+                    block = inputs.block_tables[sequence, ahead // shape.block_size]
+                    prefetch_record(record_of(layer, shape, block, head, ahead % shape.block_size), vectors)
                 score(taken, facts, record, vectors, scores + start * 4, stride, rows)
             for row in range(rows):
                 weigh(scores + row * stride, (seen + 15) // 16, position + row // group + 1, totals + row * 4)

@@ -26,6 +26,10 @@ Layer = np.dtype(
 """Addresses of one layer's parts; norms that a family lacks are 0. Gate and up lie panel by panel in turn."""
 
 
+PHASES = ("rows", "qkv", "cache", "attention", "output", "gate and up", "down", "head")
+"""Kinds of phases: embedding, norms and bytes; products; rotary embedding and writing into the cache; and so on."""
+
+
 class Shape(NamedTuple):
     """What all layers have in common."""
 
@@ -92,3 +96,5 @@ class Work(NamedTuple):
     logits: Floats
     scratch: npt.NDArray[np.uint8]
     """[threads, bytes]."""
+    spent: Longs
+    """[len(PHASES) + 1]: cycles that phases of each kind have taken, waiting included; then when the last one ended."""

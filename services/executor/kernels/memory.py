@@ -3,7 +3,7 @@
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 _FLOAT = ir.FloatType()
@@ -51,3 +51,14 @@ def load_byte(_typing_context: Any, _address: Any) -> Any:
         return builder.zext(byte, ir.IntType(64))
 
     return types.int64(types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def cycles(_typing_context: Any) -> Any:
+    """The processor's clock: counts up at a steady rate."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+
+    return types.int64(), generate

@@ -84,6 +84,27 @@ class Vectors:
         return self.builder.mul(*(self.int64(number) if isinstance(number, int) else number for number in (x, y)))
 
     @contextmanager
+    def loop_if_any(self, count: Any, *carried: Any) -> Iterator["Loop"]:
+        """A `loop` whose count may be 0 or less; then `results` are `carried`."""
+        before = self.builder.block
+        inside, after = self.builder.append_basic_block("any"), self.builder.append_basic_block("none")
+        self.builder.cbranch(self.builder.icmp_signed(">", count, self.int64(0)), inside, after)
+        self.builder.position_at_end(inside)
+        loop = Loop(self.builder, count, list(carried))
+        yield loop
+        loop.close()
+        end = self.builder.block
+        self.builder.branch(after)
+        self.builder.position_at_end(after)
+        merged = []
+        for start, result in zip(carried, loop.results, strict=True):
+            phi = self.builder.phi(start.type)
+            phi.add_incoming(start, before)
+            phi.add_incoming(result, end)
+            merged.append(phi)
+        loop.carry(*merged)
+
+    @contextmanager
     def loop(self, count: Any, *carried: Any) -> Iterator["Loop"]:
         """Repeat what is written inside `count` times (at least once); `carried` values go from round to round."""
         loop = Loop(self.builder, count, list(carried))
@@ -136,6 +157,15 @@ class Vectors:
     def load_four_bytes(self, address: Any, offset: int = 0) -> Any:
         """Four bytes, repeated 16 times."""
         return self.builder.bitcast(self.broadcast(self._load(address, offset, _I32)), _BYTES)
+
+    def prefetch(self, address: Any, num_bytes: int, offset: int = 0) -> None:
+        """Have so many bytes brought near; they will be read soon."""
+        pointer = _I8.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        for line in range(0, num_bytes, 64):
+            hints = [_I32(0), _I32(3), _I32(1)]  # to read, as near as can be, data
+            self.builder.call(function, [self._pointer(address, offset + line, _I8), *hints])
 
     def store(self, vector: Any, address: Any, offset: int = 0) -> None:
         """Write a vector, or a single number."""

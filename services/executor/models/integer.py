@@ -20,7 +20,7 @@ from services.executor.kernels.decoder import (
     serve_int8,
 )
 from services.executor.kernels.decoder_attention import MAX_PIECE_ROWS, piece_bytes
-from services.executor.kernels.decoder_data import Inputs, Layer, Parts, Shape, Weight, Work
+from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
 from services.executor.kernels.grouped_linear import PANEL, Bits, pack
 from services.executor.kernels.quantize import GROUP
 from services.executor.kernels.rotary import RotaryTable
@@ -103,6 +103,13 @@ class IntegerModel:
         inputs.counts[:] = num_tokens, num_pieces, num_logits
         self._team.run()
         return torch.from_numpy(self._work.logits[:num_logits, : self._vocab_size])
+
+    def take_shares(self) -> dict[str, float]:
+        """What share of the time of steps each kind of phase took since this was asked last."""
+        spent = self._work.spent[:-1]
+        shares = dict(zip(PHASES, (spent / max(1, spent.sum())).tolist(), strict=True))
+        spent[:] = 0
+        return shares
 
     def close(self) -> None:
         """End the threads."""
@@ -251,4 +258,5 @@ def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int) -> Wo
         middle_steps=np.zeros((tokens, middle // GROUP * 2), np.float32),
         logits=np.zeros((min(tokens, capacity.max_slots), shape.vocab_size), np.float32),
         scratch=np.zeros((num_threads, scratch + _PADDED), np.uint8),
+        spent=np.zeros(len(PHASES) + 1, np.int64),
     )

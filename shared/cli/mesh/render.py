@@ -6,7 +6,14 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.cli.mesh.view import ExecutorRow, InstanceRow, QueueRow, Snapshot
-from shared.messages import DetokenizerStatus, ExecutorStatus, GatewayStatus, SchedulerStatus, TokenizerStatus
+from shared.messages import (
+    DetokenizerStatus,
+    ExecutorStatus,
+    ExecutorView,
+    GatewayStatus,
+    SchedulerStatus,
+    TokenizerStatus,
+)
 from shared.models.units import counted
 
 _STATE_COLOURS = {"up": "green", "draining": "yellow", "lost": "red"}
@@ -127,6 +134,15 @@ def _executor(executor: ExecutorRow) -> list[str]:
     if executor.computed_tokens_per_s is not None:
         words.append(f"{executor.computed_tokens_per_s:.0f} tokens/s computed")
     if executor.blocks is not None:
-        blocks = executor.blocks
-        words.append(f"blocks {blocks.num_free_blocks} free of {blocks.num_blocks}, {blocks.num_cached_blocks} cached")
+        words += _blocks(executor.blocks)
+    return words
+
+
+def _blocks(blocks: ExecutorView) -> list[str]:
+    """What an executor's blocks hold, and how fast what they held is lost to others."""
+    held = f"{blocks.num_cached_blocks} cached, {blocks.num_pinned_blocks} pinned"
+    words = [f"blocks {blocks.num_free_blocks} free of {blocks.num_blocks}, {held}"]
+    if blocks.num_evicted_blocks:
+        age = f"{blocks.eviction_age_s:.0f} s of work after they were used"
+        words.append(f"{counted(blocks.num_evicted_blocks, 'block')} evicted, {age}")
     return words
