@@ -16,7 +16,7 @@ class ExecutorConfig(Config):
         "auto",
         "number format of weights and activations; auto: int4 or int8 as stored where the processor multiplies bytes, "
         "else float32",
-        choices=("auto", "int4", "int8", "float32"),
+        choices=("auto", "int4", "int8", "bfloat16", "float32"),
     )
     kv_dtype: str = setting(
         "auto",

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from services.executor.attention.paged import PagedAttention
 from services.executor.config import ExecutorConfig
 from services.executor.formats import choose_formats
@@ -57,13 +59,13 @@ def load_model(folder: Path, name: str, config: ExecutorConfig) -> LoadedModel:
     use_threads(num_threads)
     model_config = load_config(folder)
     formats = choose_formats(config, model_config, dot_instruction())
-    weights = Weights(folder)
+    weights = Weights(folder, torch.bfloat16 if formats.weights == "bfloat16" else torch.float32)
     capacity = plan_capacity(name, model_config, config, free_bytes() - weights.num_bytes, formats.cache)
     table = rotary_table(model_config.rope, model_config.head_dim, capacity.max_model_len)
     kv_cache: Cache
     model: Model
     with weights:
-        if formats.weights == "float32":
+        if formats.weights in ("float32", "bfloat16"):
             kv_cache = KVCache(model_config, capacity.num_blocks, capacity.block_size)
             model = build_model(model_config, weights, PagedAttention(table, model_config.head_dim**-0.5))
         else:

@@ -8,7 +8,7 @@ from services.executor.kernels.vectors import DotInstruction
 from shared.errors import ConfigError
 from shared.models.config import ModelConfig
 
-WeightFormat = Literal["stored", "int4", "int8", "float32"]
+WeightFormat = Literal["stored", "int4", "int8", "bfloat16", "float32"]
 """As stored: groups of 4 or 8 bits as they are in the file, everything else in 8."""
 
 _GROUP = 32
@@ -29,7 +29,7 @@ def choose_formats(config: ExecutorConfig, model: ModelConfig, dot: DotInstructi
     if config.dtype in ("int4", "int8") and obstacle:
         raise ConfigError(f"SHOAL_EXECUTOR_DTYPE={config.dtype} cannot be: {obstacle}")
     if config.dtype == "auto" and (obstacle or dot == "none"):
-        return _in_float32(config, obstacle or "this processor has no instruction that multiplies bytes")
+        return _in_floats(config, "float32", obstacle or "this processor has no instruction that multiplies bytes")
     cache: Kind = "float32" if config.kv_dtype == "float32" else "int8"
     match config.dtype:
         case "int4" | "int8" as weights:
@@ -37,14 +37,16 @@ def choose_formats(config: ExecutorConfig, model: ModelConfig, dot: DotInstructi
             return Formats(weights, cache, reason)
         case "auto":
             return Formats("stored", cache, f"the processor multiplies bytes ({dot})")
+        case "bfloat16":
+            return _in_floats(config, "bfloat16", "as configured")
         case _:
-            return _in_float32(config, "as configured")
+            return _in_floats(config, "float32", "as configured")
 
 
-def _in_float32(config: ExecutorConfig, reason: str) -> Formats:
+def _in_floats(config: ExecutorConfig, weights: WeightFormat, reason: str) -> Formats:
     if config.kv_dtype == "int8":
-        raise ConfigError(f"SHOAL_EXECUTOR_KV_DTYPE=int8 goes with integer weights, and these are float32: {reason}")
-    return Formats("float32", "float32", reason)
+        raise ConfigError(f"SHOAL_EXECUTOR_KV_DTYPE=int8 goes with integer weights, and these are {weights}: {reason}")
+    return Formats(weights, "float32", reason)
 
 
 def _obstacle(model: ModelConfig, block_size: int) -> str | None:

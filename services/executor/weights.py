@@ -47,8 +47,12 @@ class _Stored:
 class Weights:
     """The weights in a model folder. A context manager: leaving it without an exception calls `finish`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Read the headers of the files in `folder`. Raises ModelError that names the file or weight at fault."""
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Read the headers of the files in `folder`. Raises ModelError that names the file or weight at fault.
+
+        `dtype` is for products to keep their weights in; what is loaded here is float32.
+        """
+        self.dtype: Final = dtype
         self._folder = folder
         self._stored: dict[str, _Stored] = {}
         self._taken: set[str] = set()

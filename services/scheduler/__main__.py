@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.garbage import collect_rarely
 from services.scheduler.recording.recording import start_recording
 from services.scheduler.service import SchedulerService
 from shared.ids import Service
@@ -25,4 +26,5 @@ async def build(parts: Parts[SchedulerConfig]) -> SchedulerService:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     run(Service.SCHEDULER, SchedulerConfig, build)

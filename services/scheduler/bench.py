@@ -8,6 +8,7 @@ messages, packing, and the admission of new requests.
 
 import argparse
 import json
+import signal
 import sys
 import time
 from array import array
@@ -19,12 +20,11 @@ from statistics import fmean, median
 from typing import Final
 
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.fleet import Fleet
-from services.scheduler.core.prefix_cache import ChainedPrefixCache
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.garbage import collect_rarely
 from shared.ids import InstanceId, RequestId
 from shared.messages import ExecutorCapacity, StepPlan, StepResult
 from shared.sampling import SamplingParams
@@ -40,6 +40,8 @@ _MAX_OUTPUT: Final = 8192
 _STEP_S: Final = 0.03
 _NUM_TENANTS: Final = 8
 _VOCABULARY: Final = 50_000
+_MAX_PLAN_BYTES: Final = 1 << 30
+"""No limit: messages are not what is measured."""
 
 
 class SteadyDecode:
@@ -95,8 +97,8 @@ class SteadyDecode:
         )
 
     def _make_scheduler(self, capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
-        limits = StepLimits(capacity.max_step_tokens, self._config.max_chunk_tokens, max_plan_bytes=1 << 30)
-        return Scheduler(capacity, limits, ChainedPrefixCache(), shares)
+        settings = self._config.settings_for(capacity, max_plan_bytes=_MAX_PLAN_BYTES)
+        return settings.make_scheduler(capacity, shares)
 
 
 def step_seconds(num_running: int, num_steps: int) -> Iterator[float]:
@@ -134,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends like any other program
+    collect_rarely()
     try:
         main()
     except KeyboardInterrupt:

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from services.scheduler.core.budget import StepLimits
+from services.scheduler.core.settings import SchedulerSettings
 from shared.config import Config, setting
+from shared.messages import ExecutorCapacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,10 @@ class SchedulerConfig(Config):
         (), "shares of tenants that are not 1, each as tenant=weight, separated by commas"
     )
     max_wait_tokens: int = setting(
-        1_000_000, "who has waited while an executor computed so many tokens goes before everybody", minimum=0
+        50_000,
+        "who has waited while an executor computed so many tokens goes before better priorities, as long as no more"
+        " than half of its slots are held by such",
+        minimum=0,
     )
     prefix_cache: bool = setting(True, "reuse the blocks of prompts that start alike")
     share_prefixes: bool = setting(False, "reuse them between tenants too")
@@ -45,6 +51,17 @@ class SchedulerConfig(Config):
     def __post_init__(self) -> None:
         """Raises ValueError if `tenant_weights` are not what they should be."""
         parse_weights(self.tenant_weights)
+
+    def settings_for(self, capacity: ExecutorCapacity, *, max_plan_bytes: int) -> SchedulerSettings:
+        """What the scheduler of one executor is made with; `max_plan_bytes` is what a message may take."""
+        limits = StepLimits(
+            max_tokens=min(self.max_step_tokens or capacity.max_step_tokens, capacity.max_step_tokens),
+            max_chunk_tokens=self.max_chunk_tokens,
+            target_step_s=self.target_itl_ms / 1000,
+            max_slowdown=self.max_slowdown,
+            max_plan_bytes=max_plan_bytes,
+        )
+        return SchedulerSettings(limits, self.max_wait_tokens, self.prefix_cache)
 
 
 def parse_weights(pairs: tuple[str, ...]) -> dict[str, float]:

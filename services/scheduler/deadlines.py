@@ -38,11 +38,6 @@ class Deadlines:
                 late.append(request_id)
         return late
 
-    @property
-    def num_kept(self) -> int:
-        """Moments in memory, including some of requests that have ended."""
-        return len(self._heap)
-
     def __len__(self) -> int:
         """Requests that have a deadline."""
         return len(self._moments)

@@ -7,6 +7,7 @@ replaced: the whole log so far goes to another one, and the gateway drops what i
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from services.scheduler.core.request import Choice, Request
@@ -82,10 +83,12 @@ class Delivery:
         self._streams: dict[RequestId, Stream] = {}
         self._num_streams: dict[InstanceId, int] = defaultdict(int)
         self._outboxes: dict[InstanceId, _Outbox] = defaultdict(_Outbox)
+        self._untold: dict[RequestId, float] = {}
+        """When each stream ended of whose end no detokenizer could be told, oldest first."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether every stream has ended and its end is on its way."""
+        """Whether every stream has ended, and its end is on its way or given up."""
         return not self._streams
 
     def get(self, request_id: RequestId) -> Stream | None:
@@ -107,19 +110,24 @@ class Delivery:
         if detokenizer_id is not None:
             self._outboxes[detokenizer_id].tokens.append(tokens)
 
-    def close(self, closed: RequestClosed) -> None:
+    def close(self, closed: RequestClosed, now: float) -> None:
         """End a stream, after all its tokens. It stays until there is a detokenizer to tell of it."""
         stream = self._streams[closed.request_id]
+        stream.closed = closed
         if stream.detokenizer_id is None:
-            stream.closed = closed
-            return
-        del self._streams[closed.request_id]
-        self._outboxes[stream.detokenizer_id].closed.append(closed)
-        self._num_streams[stream.detokenizer_id] -= 1
+            self._untold[closed.request_id] = now
+        else:
+            self._tell_end(stream, closed)
 
     def drop(self, stream: Stream) -> None:
         """Forget a stream that nobody wants to hear of any more and whose end waits for a detokenizer."""
-        del self._streams[stream.request.request_id]
+        del self._streams[stream.request.request_id], self._untold[stream.request.request_id]
+
+    def drop_untold(self, before: float) -> None:
+        """Forget the streams that ended before some time and whose end still waits for a detokenizer: their gateways
+        have given up."""
+        for request_id in list(takewhile(lambda each: self._untold[each] < before, self._untold)):
+            self.drop(self._streams[request_id])
 
     def move(self, lost: InstanceId, detokenizers: list[Presence]) -> None:
         """A detokenizer is lost: give its streams to others, each with its whole log."""
@@ -137,7 +145,8 @@ class Delivery:
             if detokenizer_id is not None:
                 self._outboxes[detokenizer_id].tokens += _log(stream.request.choices)
                 if stream.closed is not None:
-                    self.close(stream.closed)
+                    del self._untold[stream.request.request_id]
+                    self._tell_end(stream, stream.closed)
 
     def flush(self, *, max_message_bytes: int) -> Iterator[tuple[InstanceId, DecodeTokens]]:
         """Everything collected: one message a detokenizer, or as many as it takes to keep each within the limit."""
@@ -145,6 +154,12 @@ class Delivery:
         for detokenizer_id, outbox in outboxes.items():
             for opened, tokens, closed in outbox.split(max_message_bytes):
                 yield detokenizer_id, DecodeTokens(self._scheduler_id, opened, tokens, closed)
+
+    def _tell_end(self, stream: Stream, closed: RequestClosed) -> None:
+        assert stream.detokenizer_id is not None
+        del self._streams[closed.request_id]
+        self._outboxes[stream.detokenizer_id].closed.append(closed)
+        self._num_streams[stream.detokenizer_id] -= 1
 
     def _assign(self, stream: Stream, detokenizers: list[Presence]) -> InstanceId | None:
         able = [beat.instance_id for beat in detokenizers if stream.opened.model in beat.models]

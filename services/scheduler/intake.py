@@ -1,23 +1,17 @@
-"""Which submissions become requests, how long the refused should wait, and the memory that makes submission and
-cancelling idempotent."""
+"""Which submissions become requests, and the memory that makes submission and cancelling idempotent."""
 
-from bisect import bisect_left
 from collections import OrderedDict
 from typing import Final
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.request import Request
+from services.scheduler.pace import RETRY_AFTER_S, Pace
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong, Unavailable
 from shared.ids import RequestId
 from shared.messages import SubmitTokens
 
-RETRY_AFTER_S: Final = 1.0
-"""When nothing is known about how long it will take."""
-
 _MAX_REMEMBERED: Final = 16_384
-_MAX_RETRY_AFTER_S: Final = 60.0
-_RATE_WINDOW_S: Final = 10.0
 
 
 class Intake:
@@ -27,14 +21,11 @@ class Intake:
         self._fleet = fleet
         self._config = config
         self._num_arrivals = 0
-        self._starts: list[float] = []
-        """When requests began to run, lately."""
+        self._pace = Pace()
 
-    def started(self, now: float) -> None:
+    def started(self, request: Request, now: float) -> None:
         """A request that waited runs now."""
-        self._starts.append(now)
-        if self._starts[0] < now - 2 * _RATE_WINDOW_S:
-            self._starts = [start for start in self._starts if start >= now - _RATE_WINDOW_S]
+        self._pace.started(request.tenant, len(request.prompt), now)
 
     def admit(self, message: SubmitTokens, now: float) -> Request:
         """Queue a submission as a request. Raises the RequestError that refuses it."""
@@ -43,12 +34,16 @@ class Intake:
             raise Unavailable(f"no executor for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
         num_prompt_tokens = len(message.prompt_token_ids)
         max_tokens = max(1, room - num_prompt_tokens) if message.max_tokens is None else message.max_tokens
+        if room < num_prompt_tokens + max_tokens <= self._fleet.max_total_tokens_of_all(message.model):
+            raise Unavailable(
+                "the only executor that holds so many tokens is shutting down", retry_after_s=RETRY_AFTER_S
+            )
         if num_prompt_tokens + max_tokens > room:  # whoever is told to come back later should have a chance then
             raise PromptTooLong(
                 f"{num_prompt_tokens} tokens of prompt and {max_tokens} to generate make"
                 f" {num_prompt_tokens + max_tokens}; an executor holds {room}"
             )
-        self._check_queue(message.tenant, now)
+        self._check_queue(message.tenant, num_prompt_tokens, now)
         try:
             request = Request(
                 message.request_id,
@@ -68,30 +63,25 @@ class Intake:
         self._num_arrivals += 1
         return request
 
-    def _check_queue(self, tenant: str, now: float) -> None:
+    def _check_queue(self, tenant: str, num_tokens: int, now: float) -> None:
+        """Raise Overloaded if the queue is full, for all or for one tenant. A queue that is empty takes any request."""
         config = self._config
-        mine, everyone = self._fleet.waiting(tenant), self._fleet.waiting()
-        for what, load, max_choices, max_tokens in (
-            ("", everyone, config.max_waiting_requests, config.max_waiting_tokens),
-            (f" of {tenant}", mine, config.max_tenant_requests, config.max_tenant_tokens),
+        for whose, what, max_choices, max_tokens in (
+            (None, "", config.max_waiting_requests, config.max_waiting_tokens),
+            (tenant, f" of {tenant}", config.max_tenant_requests, config.max_tenant_tokens),
         ):
+            load = self._fleet.waiting(whose)
             if max_choices and load.num_choices >= max_choices:
-                excess = load.num_choices - max_choices + 1
                 raise Overloaded(
-                    f"{load.num_choices} requests{what} wait already", retry_after_s=self._retry_after_s(excess, now)
+                    f"{load.num_choices} requests{what} wait already",
+                    retry_after_s=self._pace.seconds_for(load.num_choices - max_choices + 1, now, whose),
                 )
-            if max_tokens and load.num_tokens >= max_tokens:
+            num_too_many = load.num_tokens + num_tokens - max_tokens
+            if max_tokens and load.num_choices and num_too_many > 0:
                 raise Overloaded(
                     f"requests{what} with {load.num_tokens} tokens wait already",
-                    retry_after_s=self._retry_after_s(1, now),
+                    retry_after_s=self._pace.seconds_for_tokens(min(num_too_many, load.num_tokens), now, whose),
                 )
-
-    def _retry_after_s(self, num_places: int, now: float) -> float:
-        """When so many places will be free, if requests go on to start as fast as lately."""
-        recent = len(self._starts) - bisect_left(self._starts, now - _RATE_WINDOW_S)
-        if not recent:
-            return RETRY_AFTER_S
-        return min(_MAX_RETRY_AFTER_S, max(RETRY_AFTER_S, num_places * _RATE_WINDOW_S / recent))
 
 
 class Memory:

@@ -5,18 +5,18 @@ Acts when its mailbox is empty, so that everything that arrived together is in o
 
 import logging
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from services.scheduler.attachments import Attachments
 from services.scheduler.config import SchedulerConfig, parse_weights
-from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.settings import SchedulerSettings
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.delivery import Delivery, Stream
-from services.scheduler.intake import RETRY_AFTER_S, Intake, Memory
+from services.scheduler.intake import Intake, Memory
+from services.scheduler.pace import RETRY_AFTER_S
 from services.scheduler.pinning import PinReader, PinsRead, follow_pins
 from services.scheduler.recording.recorded_fleet import RecordedFleet
 from services.scheduler.recording.recording import Recording
@@ -55,6 +55,9 @@ from shared.presence import Directory
 from shared.transport import Transport
 
 log = logging.getLogger(__name__)
+
+_MAX_UNTOLD_S: Final = 60.0
+"""How long the end of a request waits for a detokenizer that could tell its gateway."""
 
 
 @dataclass(slots=True)
@@ -157,10 +160,10 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                     stream = self._delivery.get(assignment.request_id)
                     if stream is not None and stream.first_step_at is None:
                         stream.first_step_at = now
-                        self._intake.started(now)
+                        self._intake.started(stream.request, now)
                 await self.send_to(attachment.executor_id, attachment.sent(plan, now))
         for executor_id in self._fleet.drained_executors():
-            await self._let_go(executor_id)
+            await self._detach(executor_id)
         for detokenizer_id, message in self._delivery.flush(max_message_bytes=self.transport.max_payload):
             await self.send_to(detokenizer_id, message)
 
@@ -198,6 +201,8 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             raise Unavailable("this scheduler is shutting down", retry_after_s=RETRY_AFTER_S)
         now = self.clock.now()
         detokenizers = self._directory.available(Service.DETOKENIZER, message.model)
+        if not detokenizers:  # its text would go nowhere, while its tokens pile up here
+            raise Unavailable(f"no detokenizer for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
         request = self._intake.admit(message, now)
         if message.timeout_ms is not None:
             self._deadlines.set(request.request_id, now + message.timeout_ms / 1000)
@@ -215,7 +220,10 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             self._take(self._fleet.cancel(request.request_id))
 
     def _on_cancel(self, message: CancelRequest) -> None:
-        if self._fleet.get(message.request_id) is not None:
+        stream = self._delivery.get(message.request_id)
+        if stream is not None and stream.closed is not None:
+            self._delivery.drop(stream)
+        elif stream is not None:
             self._take(self._fleet.cancel(message.request_id))
         elif message.request_id not in self._ended:
             self._cancelled_early.add(message.request_id)
@@ -248,7 +256,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         usage = Usage(
             len(request.prompt), request.num_cached_tokens, tuple(len(choice.output) for choice in request.choices)
         )
-        self._delivery.close(RequestClosed(request.request_id, event.outcome, usage, stream.timing(now), error))
+        self._delivery.close(RequestClosed(request.request_id, event.outcome, usage, stream.timing(now), error), now)
         self._ended.add(request.request_id)
 
     # Executors.
@@ -284,7 +292,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         self._totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
         self._take(self._fleet.remove_executor(executor_id, has_died=has_died))
 
-    async def _let_go(self, executor_id: InstanceId) -> None:
+    async def _detach(self, executor_id: InstanceId) -> None:
         """Hold a draining executor no longer, now that it has nothing to do."""
         attachment = self._attachments.get(executor_id)
         if attachment is not None:
@@ -338,6 +346,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         now = self.clock.now()
         for request_id in self._deadlines.passed(now):
             self._take(self._fleet.fail(request_id, "the request's timeout_ms is over"), is_late=True)
+        self._delivery.drop_untold(now - _MAX_UNTOLD_S)
         for attachment in self._attachments:
             if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:
                 for plan in attachment.to_resend(0, now):
@@ -346,19 +355,11 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
     def _make_fleet(self) -> Fleet:
         weights = parse_weights(self._config.tenant_weights)
         if self._recording is not None:
-            return RecordedFleet(self._settings_of, weights, self._recording)
-        return Fleet(lambda capacity, shares: self._settings_of(capacity).make_scheduler(capacity, shares), weights)
+            return RecordedFleet(self._settings_for, weights, self._recording)
+        return Fleet(lambda capacity, shares: self._settings_for(capacity).make_scheduler(capacity, shares), weights)
 
-    def _settings_of(self, capacity: ExecutorCapacity) -> SchedulerSettings:
-        max_tokens = min(self._config.max_step_tokens or capacity.max_step_tokens, capacity.max_step_tokens)
-        limits = StepLimits(
-            max_tokens=max_tokens,
-            max_chunk_tokens=self._config.max_chunk_tokens,
-            target_step_s=self._config.target_itl_ms / 1000,
-            max_slowdown=self._config.max_slowdown,
-            max_plan_bytes=self.transport.max_payload,
-        )
-        return SchedulerSettings(limits, self._config.max_wait_tokens, self._config.prefix_cache)
+    def _settings_for(self, capacity: ExecutorCapacity) -> SchedulerSettings:
+        return self._config.settings_for(capacity, max_plan_bytes=self.transport.max_payload)
 
 
 def _view(executor_id: InstanceId, scheduler: Scheduler) -> ExecutorView:

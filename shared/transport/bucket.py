@@ -15,5 +15,5 @@ class Bucket(Protocol):
         ...
 
     async def entries(self) -> dict[str, bytes]:
-        """All that is kept."""
+        """All that is kept; nothing if nothing was ever kept."""
         ...

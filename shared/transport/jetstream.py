@@ -7,6 +7,7 @@ from typing import Any
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
+from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
 from shared.errors import BucketUnavailable
@@ -17,7 +18,7 @@ _END_OF_STREAM = None
 
 
 class JetStreamBucket:
-    """A key-value bucket of JetStream, made by whoever needs it first."""
+    """A key-value bucket of JetStream, made by whoever keeps something in it first."""
 
     def __init__(self, name: str, client: Callable[[], Client]) -> None:
         """`client` gives the client of the moment; a transport renews its own."""
@@ -27,20 +28,23 @@ class JetStreamBucket:
     async def put(self, key: str, value: bytes) -> None:
         """Keep `value` under `key`."""
         with self._unavailable():
-            bucket = await self._open()
+            bucket = await self._find() or await self._make()
             await bucket.put(key, value)
 
     async def delete(self, key: str) -> None:
         """Keep nothing under `key`."""
         with self._unavailable():
-            bucket = await self._open()
-            await bucket.delete(key)
+            bucket = await self._find()
+            if bucket is not None:
+                await bucket.delete(key)
 
     async def entries(self) -> dict[str, bytes]:
-        """All that is kept."""
+        """All that is kept: nothing, as long as nobody has made the bucket."""
         found: dict[str, bytes] = {}
         with self._unavailable():
-            bucket = await self._open()
+            bucket = await self._find()
+            if bucket is None:
+                return found
             watcher: Any = await bucket.watchall(ignore_deletes=True)  # has no types
             try:
                 while (entry := await watcher.updates(_TIMEOUT_S)) is not _END_OF_STREAM:
@@ -49,13 +53,18 @@ class JetStreamBucket:
                 await watcher.stop()
         return found
 
-    async def _open(self) -> KeyValue:
-        """The bucket; asked for each time, because a server that was set up anew has none."""
-        context = self._client().jetstream(timeout=_TIMEOUT_S)
+    async def _find(self) -> KeyValue | None:
+        """The bucket, if there is one; asked for each time, because a server that was set up anew has none."""
         try:
-            return await context.key_value(self._name)
+            return await self._context().key_value(self._name)
         except nats.js.errors.BucketNotFoundError:
-            return await context.create_key_value(bucket=self._name)
+            return None
+
+    async def _make(self) -> KeyValue:
+        return await self._context().create_key_value(bucket=self._name)
+
+    def _context(self) -> JetStreamContext:
+        return self._client().jetstream(timeout=_TIMEOUT_S)
 
     @contextlib.contextmanager
     def _unavailable(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from tests.tiny_models import VOCAB_SIZE
 NUM_TOKENS = 12
 FORMATS = {
     "float32": SMALL,
+    "bfloat16": replace(SMALL, dtype="bfloat16"),
     "int8": INTEGER,
     "int4": replace(INTEGER, dtype="int4"),
     "int8 beside a float32 cache": replace(INTEGER, kv_dtype="float32"),

@@ -187,5 +187,7 @@ class FewBlocks:
 
 
 def load_runner(folder: Path, settings: ExecutorConfig) -> ModelRunner:
-    """The model in `folder`, loaded as MODEL."""
-    return load(folder, MODEL, settings)
+    """The model in `folder`, loaded as MODEL, its kernels compiled: the first test does not wait for that."""
+    runner = load(folder, MODEL, settings)
+    runner.warm_up()
+    return runner

@@ -120,3 +120,21 @@ def test_a_tenant_is_charged_once_for_each_token_computed_and_not_for_those_foun
         cached.add(make_request(f"r{number}", list(range(20)), arrival=number, max_tokens=1))
         cached.finish()
     assert cached.shares.served("a") == 20 + 1, "the second found all but its last token"
+
+
+@pytest.mark.parametrize("has_pause", [True, False])
+def test_a_moment_without_requests_gives_nobody_credit_for_the_time_before_it(has_pause: bool) -> None:
+    """Tenant a worked all day; b comes with a flood, after a moment in which nobody was there, or without one."""
+    bench = Bench(make_capacity(num_blocks=256, max_slots=4, max_step_tokens=64))
+    bench.add(*flood(100, tenant="a", num_tokens=20))
+    if not has_pause:
+        bench.add(make_request("stays", [7] * 8, arrival=90_000, max_tokens=1000, tenant="a"))
+    while len(bench.ended_in_step) < 100:
+        bench.step()
+    bench.add(*flood(100, tenant="b", num_tokens=20))
+    began = bench.num_steps
+    mine = [make_request(f"mine{i}", [9] * 8, arrival=100_000 + i, max_tokens=20, tenant="a") for i in range(10)]
+    bench.add(*mine)
+    while "mine9" not in bench.ended_in_step:
+        bench.step()
+    assert bench.num_steps - began < 200, "ten requests on half of four slots; the flood alone takes 500 steps"

@@ -41,6 +41,23 @@ def test_a_pause_saves_up_nothing_and_forgives_nothing() -> None:
     assert shares.served("pauses") == 1040, "the others did not wait for it"
 
 
+def test_who_comes_when_nobody_is_there_starts_with_whoever_left_last() -> None:
+    """Otherwise a moment without requests would give every newcomer the whole past of the others for free."""
+    shares = FairShares()
+    shares.opened("a")
+    shares.charge("a", 1000)
+    shares.closed("a")
+    shares.opened("b")
+    assert shares.served("b") == 1000
+    shares.opened("a")
+    assert shares.served("a") == 1000
+    shares.closed("a")
+    shares.charge("b", 5)
+    shares.closed("b")
+    shares.opened("c")
+    assert shares.served("c") == 1005
+
+
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
 def test_weights_must_be_positive(weight: float) -> None:
     with pytest.raises(ValueError, match="the weight of tenant a must be positive"):
@@ -69,3 +86,16 @@ def test_counters_of_tenants_that_never_come_back_are_forgotten() -> None:
         shares.closed(tenant)
         shares.charge("stays", 5)
     assert len(shares) < 2000
+
+
+def test_counters_of_tenants_that_are_away_take_bounded_room_though_they_were_served_most() -> None:
+    shares = FairShares()
+    shares.opened("stays")
+    for number in range(5000):
+        tenant = f"passing-{number}"
+        shares.opened(tenant)
+        shares.charge(tenant, 1000)
+        shares.closed(tenant)
+    assert len(shares) < 2000
+    shares.opened("passing-4999")
+    assert shares.served("passing-4999") == 1000, "those that left last are remembered"

@@ -210,7 +210,7 @@ def test_what_waited_on_an_executor_with_another_block_size_finds_and_leaves_the
 ) -> None:
     """Its blocks' keys were made for the size that it waited for."""
     herd.attach(A, make_capacity(max_slots=1, block_size=6))
-    first = make_request("first", LONG, max_tokens=9)
+    first = make_request("first", LONG * 7, max_tokens=9)
     second = make_request("second", [*LONG[:12], 30, 31, 32, 33], arrival=1, max_tokens=2)
     herd.fleet.add(first)
     herd.fleet.add(second)

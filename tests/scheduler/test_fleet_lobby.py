@@ -36,9 +36,9 @@ def test_what_only_the_executor_that_left_could_hold_fails_with_both_numbers_ins
     runs = make_request("runs", [1] * 40, max_tokens=9)
     world.send(runs)
     world.work()
-    world.drain(large)
     waits = make_request("waits", [2] * 40, arrival=1, max_tokens=4)
     world.send(waits)
+    world.drain(large)
     assert world.open_ids() == ["runs", "waits"]
     while large in world.members:
         world.work()
@@ -56,8 +56,8 @@ def test_what_waits_in_the_lobby_is_taken_by_the_next_executor_that_can_hold_it(
     large = world.attach(LARGE)
     world.send(make_request("runs", [1] * 40, max_tokens=9))
     world.work()
-    world.drain(large)
     world.send(make_request("waits", [2] * 40, arrival=1, max_tokens=4))
+    world.drain(large)
     world.attach(LARGE)
     world.finish()
     assert {sent.ends[0].outcome for sent in world.sent.values()} == {Outcome.COMPLETED}

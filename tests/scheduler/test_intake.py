@@ -42,6 +42,10 @@ class Door:
         )
         self.intake.admit(message, now)
 
+    def starts(self, now: float, tenant: str = "a", num_tokens: int = 10) -> None:
+        """A request that waited runs now."""
+        self.intake.started(make_request("started", [1] * num_tokens, tenant=tenant), now)
+
 
 def refusal(door: Door, tenant: str = "a", **fields: Any) -> Overloaded:
     with pytest.raises(Overloaded) as caught:
@@ -101,24 +105,74 @@ def test_the_refused_are_told_when_a_place_will_be_free_at_the_rate_of_the_last_
     door = Door(max_waiting_requests=1)
     door.knock()
     for number in range(num_starts):
-        door.intake.started(90.1 + 9.9 * number / num_starts)
+        door.starts(90.1 + 9.9 * number / num_starts)
     assert refusal(door, now=100.0).retry_after_s == retry_after_s
+
+
+def test_a_tenant_at_its_limit_is_told_by_the_pace_of_its_own_requests() -> None:
+    """Those of others start ten times a second, which frees no place of its own."""
+    door = Door(max_tenant_requests=2)
+    door.knock("flood")
+    door.knock("flood")
+    for number in range(50):
+        door.starts(number / 10, tenant="other")
+    assert refusal(door, "flood", now=5.0).retry_after_s == 1.0, "nothing is known of its pace"
+    door.starts(5.0, tenant="flood")
+    assert refusal(door, "flood", now=5.0).retry_after_s == 10.0
+
+
+def test_too_many_tokens_are_waited_for_as_long_as_tokens_take() -> None:
+    door = Door(max_waiting_tokens=100)
+    door.knock(num_tokens=90)
+    door.starts(1.0, num_tokens=20)
+    door.starts(1.0, num_tokens=20)
+    assert refusal(door, now=2.0, num_tokens=50).retry_after_s == 10.0, "forty too many, at forty in ten seconds"
+    assert refusal(door, now=2.0, num_tokens=30).retry_after_s == 5.0
+    assert refusal(door, now=2.0, num_tokens=150).retry_after_s == 22.5, "no more than wait can go"
+
+
+@pytest.mark.parametrize("limit", ["max_waiting_tokens", "max_tenant_tokens"])
+def test_a_request_counts_with_its_own_tokens_unless_nothing_waits(limit: str) -> None:
+    door = Door(**{limit: 100})
+    door.knock(num_tokens=150)
+    door.fleet.cancel(RequestId("r1"))
+    door.knock(num_tokens=60)
+    refusal(door, num_tokens=41)
+    door.knock(num_tokens=40)
+
+
+def test_what_only_an_executor_that_drains_could_hold_is_refused_for_now() -> None:
+    door = Door()
+    large = InstanceId("large")
+    door.fleet.add_executor(large, make_capacity(num_blocks=200))
+    door.fleet.add(make_request("runs", [9] * 300, arrival=1))
+    door.fleet.schedule(large)
+    door.fleet.drain_executor(large)
+    with pytest.raises(Unavailable) as caught:
+        door.knock(num_tokens=300)
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
+    with pytest.raises(PromptTooLong, match="an executor holds 256"):
+        door.knock(num_tokens=900)
+    door.knock(num_tokens=200)
+    door.fleet.drain_executor(InstanceId("executor"))
+    with pytest.raises(Unavailable):
+        door.knock(num_tokens=10)
 
 
 def test_the_rate_is_that_of_lately() -> None:
     door = Door(max_waiting_requests=1)
     door.knock()
     for number in range(1000):
-        door.intake.started(number / 100)
+        door.starts(number / 100)
     assert refusal(door, now=10.0).retry_after_s == 1.0
-    door.intake.started(25.0)
+    door.starts(25.0)
     assert refusal(door, now=30.0).retry_after_s == 10.0
     assert refusal(door, now=90.0).retry_after_s == 1.0, "nothing started lately, so nothing is known"
 
 
 def test_the_refused_wait_for_as_many_places_as_are_too_few_but_a_minute_at_most() -> None:
     door = Door(max_waiting_requests=2)
-    door.intake.started(1.0)
+    door.starts(1.0)
     for number in range(4):  # what ran on the executor waits again, beyond the limit
         door.fleet.add(make_request(f"back{number}", [number], arrival=100 + number))
     assert refusal(door, now=2.0).retry_after_s == 30.0

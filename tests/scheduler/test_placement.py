@@ -5,8 +5,11 @@ from collections import Counter
 
 import pytest
 
+from services.scheduler.core.fairness import FairShares
+from services.scheduler.core.placement import SoonestPlacement
 from shared.ids import InstanceId
 from tests.scheduler.driver import make_capacity, make_request
+from tests.scheduler.herd import make_scheduler
 from tests.scheduler.virtual_time import TimedWorld
 from tests.scheduler.world import Rules, World
 
@@ -34,7 +37,7 @@ def test_a_prefix_is_worth_as_many_tokens_of_queue_as_it_has(num_queued_tokens: 
     while world.work():
         pass
     scheduler, empty = world.fleet.schedulers.values()
-    scheduler.typical_output = empty.typical_output = 64.0
+    scheduler.experience.typical_output = empty.experience.typical_output = 64.0
     scheduler.add(make_request("queued", [1] * num_queued_tokens, arrival=2))
     before = homes(world)
     world.send(make_request("r", prefix, arrival=3))
@@ -119,3 +122,13 @@ def test_what_waits_moves_to_an_executor_with_nothing_left_but_not_from_its_pref
     alone = 50 * (0.018 + 0.0005) + 50 * 0.0005
     assert world.now <= 0.1 + 3.5 * alone, "the six are shared, so all ends in about the time of three"
     world.finish()
+
+
+@pytest.mark.parametrize(("num_free", "chosen"), [(50, 0), (49, 1)])
+def test_blocks_that_a_prompt_would_have_to_wait_for_count_against_an_executor(num_free: int, chosen: int) -> None:
+    """Nothing else differs, so that of equals the first is chosen."""
+    able = [make_scheduler(make_capacity(num_blocks=100), FairShares()) for _ in range(2)]
+    for _ in range(100 - num_free):
+        able[0].blocks.pool.take()
+    request = make_request("r", [1] * 200)
+    assert SoonestPlacement().choose(request, able) is able[chosen]

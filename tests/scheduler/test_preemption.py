@@ -4,6 +4,7 @@ import pytest
 
 from services.scheduler.core.prefix_cache import NoPrefixCache
 from services.scheduler.core.request import ChoiceState, Request
+from shared.messages import Outcome
 from tests.scheduler.driver import Bench, expected_output, make_capacity, make_request
 
 LOW, HIGH = 1, 0
@@ -189,8 +190,8 @@ def test_choices_do_not_start_from_a_prompt_that_is_computed_again_in_the_same_s
     bench.add(high)
     bench.step()
     assert [choice.state for choice in low.choices] == [ChoiceState.PREEMPTED, ChoiceState.WAITING]
-    bench.take(bench.scheduler.cancel(other))
-    bench.take(bench.scheduler.cancel(high))
+    bench.take(bench.scheduler.end(other, Outcome.CANCELLED))
+    bench.take(bench.scheduler.end(high, Outcome.CANCELLED))
     bench.finish()
     for index in range(2):
         assert bench.output(low, index) == expected_output(low, index)

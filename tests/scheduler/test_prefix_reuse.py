@@ -66,9 +66,9 @@ def test_taking_holding_and_releasing_a_block_cost_the_same_in_a_pool_of_any_siz
     blocks = [pool.take() for _ in range(6)]
     for block in blocks:
         assert block is not None
-        pool.release(block, is_worth_keeping=True)
+        pool.free(block, is_worth_keeping=True)
     pool.hold(BlockId(3))
-    pool.release(BlockId(3), is_worth_keeping=False)
+    pool.free(BlockId(3), is_worth_keeping=False)
     pool.take()
     num_moves = 6 + 6 + 3
     assert links.num_uses <= 3 * num_moves
@@ -191,3 +191,17 @@ def test_planning_ahead_leaves_as_many_blocks_to_be_found(depth: int) -> None:
     bench.add(again)
     bench.step()
     assert again.num_cached_tokens == 20
+
+
+def test_the_age_of_evicted_blocks_is_the_time_that_the_executor_worked_since_they_were_used() -> None:
+    bench = Bench(make_capacity(num_blocks=10), step_seconds=lambda _plan: 2.0)
+    bench.add(make_request("old", [1] * 16, max_tokens=1))
+    bench.finish()
+    bench.add(make_request("new", [2] * 4, arrival=1, max_tokens=9))
+    bench.finish()
+    assert bench.scheduler.blocks.busy_s == 2.0 * (1 + 9)
+    bench.add(make_request("large", [3] * 24, arrival=2, max_tokens=1))
+    bench.step()
+    blocks = bench.scheduler.blocks
+    assert blocks.num_evictions == 3, "of ten blocks three were known to nobody: of the old prompt's four one is left"
+    assert blocks.eviction_age_s == 2.0 * 9

@@ -36,6 +36,7 @@ READS = {
     "drained_executors",
     "get",
     "max_total_tokens",
+    "max_total_tokens_of_all",
     "models",
     "num_requests",
     "pins",
@@ -88,6 +89,22 @@ def test_whatever_a_fleet_offers_is_recorded_or_changes_nothing() -> None:
 def test_all_of_a_request_is_recorded() -> None:
     parameters = set(inspect.signature(Request).parameters)
     assert set(AddRequest.__struct_fields__) == parameters
+
+
+def test_an_idle_executor_that_is_asked_after_every_message_does_not_fill_the_recording(
+    fleet: RecordedFleet, recording: Recording
+) -> None:
+    """But what it is given when it is asked is there, and so is that it had to wait for a result."""
+    for name in ("one", "two"):
+        fleet.add_executor(InstanceId(name), make_capacity())
+    for _ in range(100):
+        assert fleet.schedule(InstanceId("one")) is None
+    fleet.add(make_request("r", [1] * 4, max_tokens=1))
+    plans = [fleet.schedule(InstanceId(name)) for name in ("one", "one", "two")]
+    assert [plan is None for plan in plans] == [False, True, True]
+    recording.close()
+    calls = [type(record.call).__name__ for record in read(recording.path)]
+    assert calls == ["AddExecutor", "AddExecutor", "AddRequest", "Schedule", "Schedule"]
 
 
 def test_each_call_makes_one_record(fleet: RecordedFleet, recording: Recording) -> None:

@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
+from services.scheduler.core.pipeline import StepMismatch
 from services.scheduler.core.prefix_cache import ChainedPrefixCache, NoPrefixCache, PrefixCache
 from services.scheduler.core.request import Choice, ChoiceState, IllegalTransition
-from services.scheduler.core.scheduler import StepMismatch
 from shared.messages import FinishReason, Outcome, StepResult
 from tests.scheduler.driver import Bench, expected_output, make_capacity, make_request
 

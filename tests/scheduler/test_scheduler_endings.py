@@ -14,7 +14,7 @@ def test_cancel_while_waiting_holds_and_frees_nothing() -> None:
     bench.add(running, waiting)
     bench.step()
     free = bench.num_free_blocks
-    events = bench.scheduler.cancel(waiting)
+    events = bench.scheduler.end(waiting, Outcome.CANCELLED)
     assert [event.outcome for event in events if not isinstance(event, ChoiceTokens)] == [Outcome.CANCELLED]
     assert bench.num_free_blocks == free
     bench.scheduler.check_invariants()
@@ -27,10 +27,10 @@ def test_cancel_between_chunks_or_while_decoding_frees_everything_at_once(num_st
     bench.add(request)
     for _ in range(num_steps):
         bench.step()
-    bench.scheduler.cancel(request)
+    bench.scheduler.end(request, Outcome.CANCELLED)
     assert bench.num_free_blocks == bench.capacity.num_blocks
     assert bench.plan() is None
-    assert bench.scheduler.cancel(request) == []
+    assert bench.scheduler.end(request, Outcome.CANCELLED) == []
 
 
 def test_cancel_in_the_middle_of_a_step_drops_what_the_step_returns() -> None:
@@ -38,7 +38,7 @@ def test_cancel_in_the_middle_of_a_step_drops_what_the_step_returns() -> None:
     request, other = make_request("r", LONG), make_request("other", [5], arrival=1)
     bench.add(request, other)
     bench.plan()
-    bench.scheduler.cancel(request)
+    bench.scheduler.end(request, Outcome.CANCELLED)
     bench.run()
     bench.finish()
     assert bench.output(request) == []

@@ -16,6 +16,7 @@ from shared.messages import (
     GatewayStatus,
     Presence,
     RequestOpened,
+    RequestRefused,
     RunStep,
     StepCompleted,
     TextOptions,
@@ -72,6 +73,59 @@ async def test_the_end_of_a_request_without_detokenizer_and_gateway_is_forgotten
     await mesh.gateway.beat(Service.GATEWAY, GatewayStatus("127.0.0.1:1"))
     await mesh.gateway.beat(Service.GATEWAY, GatewayStatus("127.0.0.1:1"), is_leaving=True)
     await mesh.settle()
+    assert mesh.service.is_idle()
+
+
+async def test_a_submission_is_refused_for_now_while_no_detokenizer_serves_the_model(mesh: Mesh) -> None:
+    """Accepted, its tokens would pile up here, and so would those of the next thousand."""
+    await mesh.executor.announce()
+    await mesh.until(lambda: mesh.service.models() == ("model",))
+    for number in range(5):
+        await mesh.submit(f"r{number}")
+    await mesh.until(lambda: len(mesh.gateway.of(RequestRefused)) == 5)
+    refusal = mesh.gateway.of(RequestRefused)[0].error
+    assert (refusal.status, refusal.retry_after_s) == (503, 1.0)
+    assert mesh.service.is_idle()
+    await mesh.detokenizer.announce(is_draining=True)
+    await mesh.submit("r5")
+    await mesh.until(lambda: len(mesh.gateway.of(RequestRefused)) == 6)
+    await mesh.detokenizer.announce()
+    await mesh.submit("r6")
+    await mesh.until(lambda: mesh.detokenizer.closed("r6"))
+
+
+async def end_without_detokenizer(mesh: Mesh) -> None:
+    """A request ends whose detokenizer has left."""
+    await mesh.ready()
+    mesh.executor.is_working = False
+    await mesh.submit("r")
+    await mesh.until(lambda: mesh.executor.of(RunStep))
+    await mesh.detokenizer.announce(is_leaving=True)
+    await mesh.settle()
+    mesh.executor.is_working = True
+    for plan in mesh.executor.of(RunStep):
+        await mesh.executor.run(plan)
+    await mesh.settle()
+    assert mesh.service.status().num_running == 0
+    assert not mesh.service.is_idle()
+
+
+async def test_who_cancels_a_request_whose_end_waits_for_a_detokenizer_wants_to_hear_no_more(mesh: Mesh) -> None:
+    await end_without_detokenizer(mesh)
+    await mesh.gateway.send(CancelRequest(RequestId("r"), GATEWAY))
+    await mesh.settle()
+    assert mesh.service.is_idle()
+    await mesh.detokenizer.announce()
+    await mesh.settle()
+    assert mesh.detokenizer.closed() == []
+
+
+async def test_the_end_of_a_request_waits_a_minute_for_a_detokenizer(mesh: Mesh) -> None:
+    await end_without_detokenizer(mesh)
+    await mesh.executor.announce(held_by=SCHEDULER)
+    await mesh.pass_time(59.0)
+    assert not mesh.service.is_idle()
+    await mesh.pass_time(1.5)
     assert mesh.service.is_idle()
 
 

@@ -1,6 +1,7 @@
 """What a failed row computed is found by nobody, however its request was doing when the failure became known."""
 
 from services.scheduler.core.prefix_cache import NoPrefixCache
+from shared.messages import Outcome
 from tests.scheduler.driver import Bench, expected_output, make_capacity, make_request
 
 PROMPT = [1, 2, 3]
@@ -51,7 +52,7 @@ def test_a_request_cancelled_while_its_failing_row_was_on_its_way_leaves_nothing
     bench.executor.failing_requests.add("bad")
     bench.add(bad)
     bench.plan()
-    bench.take(bench.scheduler.cancel(bad))
+    bench.take(bench.scheduler.end(bad, Outcome.CANCELLED))
     bench.run()
     assert bench.ends() == {"bad": "cancelled"}
     retry_works(bench, [7] * 9)
@@ -63,3 +64,21 @@ def test_failures_without_a_cache_end_the_request_alone() -> None:
     bench.add(make_request("bad", [7] * 8), make_request("good", [7] * 8, arrival=1))
     bench.finish()
     assert bench.ends() == {"bad": "failed", "good": "completed"}
+
+
+def test_a_row_that_fails_beyond_a_later_cut_leaves_nothing() -> None:
+    """Its block is full and can be found; then the text before it reaches a stop string, and then the row fails."""
+    bench = Bench(make_capacity(block_size=BLOCK))
+    bad = make_request("bad", PROMPT, max_tokens=12)
+    bench.add(bad)
+    for _ in range(5):
+        bench.step()
+    bench.executor.failing_requests.add("bad")
+    bench.plan()
+    assert len(bench.output(bad)) == 5
+    assert bad.choices[0].num_computed_tokens == 8, "the row on its way fills the second block"
+    prompt = [*PROMPT, *bench.output(bad), 9]
+    bench.take(bench.scheduler.stop(bad.choices[0], 2))
+    bench.run()
+    assert bench.scheduler.blocks.num_cached_blocks == 0
+    retry_works(bench, prompt)

@@ -26,14 +26,13 @@ class Bench:
         return request.choices[0]
 
     def take(self) -> str:
-        choice = self.queue.head()
-        assert choice is not None
+        choice = next(self.queue.in_order())
         self.queue.remove(choice)
         self.queue.check_invariants()
         return choice.request.request_id
 
     def order(self) -> list[str]:
-        return [choice.request.request_id for choice in self.queue.first(100)]
+        return [choice.request.request_id for choice in self.queue.in_order()]
 
 
 def test_priority_comes_first_then_the_tenant_with_least_then_arrival() -> None:
@@ -46,7 +45,7 @@ def test_priority_comes_first_then_the_tenant_with_least_then_arrival() -> None:
     bench.shares.charge("a", 10)
     assert bench.order() == ["high", "b1", "a1", "a2", "low"]
     assert [bench.take() for _ in range(5)] == ["high", "b1", "a1", "a2", "low"]
-    assert bench.queue.head() is None
+    assert list(bench.queue.in_order()) == []
 
 
 def test_turns_go_round_when_each_turn_is_charged() -> None:
@@ -121,13 +120,12 @@ def test_any_sequence_keeps_the_queues_in_step(moves: list[tuple[str, int, int]]
         elif move == "pass":
             bench.queue.pass_tokens(number * 5)
         elif present:
-            choice = bench.queue.head() if move == "take" else present[number % len(present)]
-            assert choice is not None
+            choice = next(bench.queue.in_order()) if move == "take" else present[number % len(present)]
             bench.queue.remove(choice)
             present.remove(choice)
         bench.queue.check_invariants()
         assert set(bench.queue) == set(present)
-        assert set(bench.queue.first(1000)) == set(present), "the order leaves somebody out"
+        assert set(bench.queue.in_order()) == set(present), "the order leaves somebody out"
 
 
 def test_nobody_waits_for_more_than_the_limit_and_what_waited_before_it() -> None:

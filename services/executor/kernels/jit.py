@@ -24,6 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.uint16]
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 

@@ -28,17 +28,21 @@ _FLOAT: Final = ir.FloatType()
 _INT: Final = ir.IntType(64)
 _VECTOR: Final = ir.VectorType(_FLOAT, LANES)
 _POINTER: Final[Any] = types.CPointer(types.float32)  # type: ignore[attr-defined]  # made at run time
+_HALF_POINTER: Final[Any] = types.CPointer(types.uint16)  # type: ignore[attr-defined]
+_HALVES: Final = ir.VectorType(ir.IntType(16), LANES)
+_BITS: Final = ir.VectorType(ir.IntType(32), LANES)
 
 
-def make_product(num_vectors: int, *, accumulate: bool) -> Product:
+def make_product(num_vectors: int, *, accumulate: bool, bfloat16: bool = False) -> Product:
     """A function for kernels that multiplies any number of rows with `num_vectors · LANES` columns.
 
     Its arguments are a, a_offset, a_stride, b, b_offset, b_stride, num_k, c, c_offset, c_stride, num_rows: contiguous
     float32 arrays, each read as a matrix from number `offset` on with rows `stride` numbers apart. With `accumulate`
-    the sums start from c's numbers, else from zero. `num_k` must be at least 1.
+    the sums start from c's numbers, else from zero. `num_k` must be at least 1. With `bfloat16`, b holds the upper
+    halves of float32 numbers, as uint16.
     """
     rows6, rows4, rows3, rows2, rows1 = (
-        _make_microkernel(num_rows, num_vectors, accumulate) for num_rows in (ROW_TILE, 4, 3, 2, 1)
+        _make_microkernel(num_rows, num_vectors, accumulate, bfloat16) for num_rows in (ROW_TILE, 4, 3, 2, 1)
     )
 
     @inlined
@@ -76,14 +80,15 @@ def make_product(num_vectors: int, *, accumulate: bool) -> Product:
     return product
 
 
-def _make_microkernel(num_rows: int, num_vectors: int, accumulate: bool) -> Any:
+def _make_microkernel(num_rows: int, num_vectors: int, accumulate: bool, bfloat16: bool) -> Any:
     """A function `(a, a_stride, b, b_stride, num_k, c, c_stride)` on addresses, for just so many rows and vectors."""
 
     @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
     def microkernel(
         _typing_context: Any, _a: Any, _a_stride: Any, _b: Any, _b_stride: Any, _num_k: Any, _c: Any, _c_stride: Any
     ) -> Any:
-        signature = types.void(_POINTER, types.intp, _POINTER, types.intp, types.intp, _POINTER, types.intp)
+        b_pointer = _HALF_POINTER if bfloat16 else _POINTER
+        signature = types.void(_POINTER, types.intp, b_pointer, types.intp, types.intp, _POINTER, types.intp)
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             a, a_stride, b, b_stride, num_k, c, c_stride = arguments
@@ -98,7 +103,8 @@ def _make_microkernel(num_rows: int, num_vectors: int, accumulate: bool) -> Any:
             k.add_incoming(_INT(0), before)
             sums = [[builder.phi(_VECTOR) for _ in range(num_vectors)] for _ in range(num_rows)]
             b_row = builder.gep(b, [builder.mul(k, b_stride)])
-            b_vectors = [_load(builder, b_row, n) for n in range(num_vectors)]
+            load = _load_bfloat16 if bfloat16 else _load
+            b_vectors = [load(builder, b_row, n) for n in range(num_vectors)]
             totals = []
             for m in range(num_rows):
                 factor = _broadcast(builder, builder.load(builder.gep(a_rows[m], [k])))
@@ -123,8 +129,8 @@ def _make_microkernel(num_rows: int, num_vectors: int, accumulate: bool) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _address(_typing_context: Any, array: Any, _offset: Any) -> Any:
-    """The address of number `offset` of a contiguous float32 array."""
-    signature = _POINTER(array, types.intp)
+    """The address of number `offset` of a contiguous array of float32 or uint16."""
+    signature = (_HALF_POINTER if array.dtype == types.uint16 else _POINTER)(array, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -139,6 +145,13 @@ def _vector_pointer(builder: Any, row: Any, index: int) -> Any:
 
 def _load(builder: Any, row: Any, index: int) -> Any:
     return builder.load(_vector_pointer(builder, row, index), align=4)
+
+
+def _load_bfloat16(builder: Any, row: Any, index: int) -> Any:
+    """16 numbers whose lower halves are zero."""
+    pointer = builder.bitcast(builder.gep(row, [_INT(index * LANES)]), _HALVES.as_pointer())
+    wide = builder.zext(builder.load(pointer, align=2), _BITS)
+    return builder.bitcast(builder.shl(wide, ir.Constant(_BITS, [16] * LANES)), _VECTOR)
 
 
 def _broadcast(builder: Any, number: Any) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from services.executor.kernels.linear import linear, pack, weight_rows
@@ -12,8 +13,9 @@ from services.executor.weights import Weights
 class Linear:
     """`x · weightᵀ + bias` on [T, columns] float32."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight = pack(weight)
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.float32) -> None:
+        """The weight is kept in `dtype`, float32 or bfloat16."""
+        self._weight = pack(weight, dtype)
         self._bias = bias
 
     @classmethod
@@ -22,6 +24,7 @@ class Linear:
         return cls(
             weights.load({f"{name}.weight": (rows, columns) for name, rows in parts.items()}),
             weights.load({f"{name}.bias": (rows,) for name, rows in parts.items()}) if bias else None,
+            weights.dtype,
         )
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class Llama:
         self._norm = RMSNorm.load(weights, "model.norm", config.hidden_size, config.rms_norm_eps)
         if config.tie_word_embeddings:
             weights.skip_if_equal("lm_head.weight", embedding.table)
-            self._lm_head = Linear(embedding.table)
+            self._lm_head = Linear(embedding.table, dtype=weights.dtype)
             self._embed: Callable[[Tensor], Tensor] = self._lm_head.rows
         else:
             self._lm_head = Linear.load(weights, {"lm_head": config.vocab_size}, config.hidden_size)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.scheduler.core.block_pool import BlockPool
-from services.scheduler.core.prefix_cache import ROOT, PrefixCache
+from services.scheduler.core.prefix_cache import ROOT, BlockKey, KeyChain, PrefixCache
 from services.scheduler.core.request import Choice, Request
 from shared.ids import BlockId
 
@@ -95,28 +95,25 @@ class BlockManager:
 
     def lack(self, choice: Choice) -> "Lack":
         """What is missing for `admit` without headroom. No fork is assumed."""
-        self._prepare(choice)
         start = self._find_start(choice, None)
-        return Lack(self.pool, self._need(choice, start), start.kept)
+        return Lack(self.pool, self._num_new(choice, start) + self._num_unheld(start), start.kept)
+
+    def can_admit(self, choice: Choice, headroom: int) -> bool:
+        """Whether `admit` would, without a fork."""
+        return self._has_room(choice, self._find_start(choice, None), headroom)
 
     def is_growing(self, choice: Choice) -> bool:
         """Whether a choice's next token takes a new block."""
         return choice.num_computed_tokens == len(choice.block_table) * self.block_size
 
-    def is_coming(self, choice: Choice, computing: list[Choice]) -> bool:
-        """Whether one of those that compute their prompts will have the block that this one would compute first."""
-        self._prepare(choice)
-        assert choice.key_chain is not None
-        keys = choice.key_chain.keys
-        at = len(self.cache.match(keys))
-        if at == len(keys):
-            return False
-        for other in computing:
-            if other.num_committed_blocks <= at and other.key_chain is not None:
-                their_keys = other.key_chain.keys
-                if at < len(their_keys) and their_keys[at] == keys[at]:
-                    return True
-        return False
+    @property
+    def can_share(self) -> bool:
+        """Whether what one choice computes can be found by another."""
+        return self.cache.remembers
+
+    def keys_of(self, choice: Choice) -> list[BlockKey]:
+        """The keys of all full blocks of a choice that waits."""
+        return self._prepare(choice).keys
 
     def admit(self, choice: Choice, *, fork_of: Choice | None, headroom: int) -> Admission | None:
         """Give a choice the blocks for all its known tokens; None, and no change, if they are not there.
@@ -124,11 +121,10 @@ class BlockManager:
         `fork_of` is a running choice of the same request that has the prompt in its blocks, to share them. Afterwards
         at least `headroom` blocks are free, for those that run already.
         """
-        self._prepare(choice)
         start = self._find_start(choice, fork_of)
-        if self.pool.num_free - self._need(choice, start) < headroom:
+        if not self._has_room(choice, start, headroom):
             return None
-        num_new = -(-choice.num_known_tokens // self.block_size) - len(start.shared)
+        num_new = self._num_new(choice, start)
         for block in start.kept:
             self.pool.hold(block)
         choice.block_table = start.shared + [self._take() for _ in range(num_new)]
@@ -138,7 +134,7 @@ class BlockManager:
         if start.to_copy is None:
             return Admission(copied=None)
         # Copies run before anything is written in a step, so the source need not be held any longer.
-        self.let_go(start.to_copy)
+        self.free_block(start.to_copy)
         return Admission(copied=(start.to_copy, choice.block_table[len(start.shared)]))
 
     def grow(self, choice: Choice, num_tokens: int) -> list[BlockId] | None:
@@ -155,7 +151,7 @@ class BlockManager:
     def commit(self, choice: Choice) -> None:
         """Let others find the choice's full blocks whose tokens are known and planned."""
         if choice.num_computed_tokens < (choice.num_committed_blocks + 1) * self.block_size:
-            return  # as most of the time, for whoever goes on by one token
+            return
         assert choice.key_chain is not None, "only an admitted choice has blocks to commit"
         num_full = min(choice.num_computed_tokens, choice.num_known_tokens) // self.block_size
         if num_full <= choice.num_committed_blocks:
@@ -167,18 +163,24 @@ class BlockManager:
             choice.cache_entry = self.cache.insert(key, block, choice.cache_entry)
         choice.num_committed_blocks = num_full
 
-    def release(self, choice: Choice) -> None:
+    def commit_all(self, choices: list[Choice]) -> None:
+        """The same for all that run; for most there is nothing to do, since they went on by one token."""
+        for choice in choices:
+            if choice.num_computed_tokens >= (choice.num_committed_blocks + 1) * self.block_size:
+                self.commit(choice)
+
+    def free(self, choice: Choice) -> None:
         """Take all blocks of a choice. Later blocks are freed first, so that they are evicted before their prefix."""
         for block in reversed(choice.block_table):
-            self.let_go(block)
+            self.free_block(block)
         choice.block_table = []
         choice.num_computed_tokens = choice.num_committed_blocks = 0
         choice.cache_entry = ROOT
         choice.key_chain = None
 
-    def let_go(self, block: BlockId) -> None:
+    def free_block(self, block: BlockId) -> None:
         """One holder less for a block; it is kept for later as long as possible if others could find it."""
-        self.pool.release(block, is_worth_keeping=block in self.cache)
+        self.pool.free(block, is_worth_keeping=block in self.cache)
         self._freed_at[block] = self.busy_s
 
     def spoil(self, choice: Choice) -> None:
@@ -187,13 +189,20 @@ class BlockManager:
         That goes for blocks it has given up too, if it was preempted or ended meanwhile, and for those it has not
         committed yet.
         """
-        self._prepare(choice)
-        assert choice.key_chain is not None
-        for block in (*choice.block_table, *self.cache.match(choice.key_chain.keys)):
-            self.cache.forget(block)
+        self._forget_from(choice, 0)
         choice.num_committed_blocks = len(choice.block_table)
         if choice.is_finished:
             choice.key_chain = None
+
+    def forget_after(self, choice: Choice, num_tokens: int) -> None:
+        """Have nobody find what a choice has beyond its first `num_tokens` tokens. For one whose log is about to be cut
+        there: should a row of it turn out to have failed, nobody could tell any more which blocks were its."""
+        self._forget_from(choice, num_tokens // self.block_size)
+
+    def _forget_from(self, choice: Choice, first: int) -> None:
+        found = self.cache.match(self._prepare(choice).keys)
+        for block in (*choice.block_table[first:], *found[first:]):
+            self.cache.forget(block)
 
     def check_invariants(self, running: list[Choice], pinned: list[BlockId]) -> None:
         """Raise AssertionError unless the pool's counts are exactly the tables of `running` and what is pinned, and
@@ -213,24 +222,44 @@ class BlockManager:
                 "a written block is shared"
             )
 
-    def _prepare(self, choice: Choice) -> None:
-        """Have the keys of all full blocks of a choice that waits. They stay right until it runs."""
+    def _prepare(self, choice: Choice) -> KeyChain:
+        """The keys of all full blocks of a choice that waits. They stay right until it runs."""
         if choice.key_chain is None:
             choice.key_chain = choice.request.prompt_chain(self.block_size).fork()
             choice.key_chain.extend(choice.known_tokens())
+        return choice.key_chain
 
-    def _need(self, choice: Choice, start: _Start) -> int:
-        """Free blocks that admitting a choice takes: new ones, and those it shares that nobody holds."""
-        num_new = -(-choice.num_known_tokens // self.block_size) - len(start.shared)
-        return num_new + sum(self.pool.num_holders(block) == 0 for block in start.kept)
+    def _found(self, choice: Choice) -> list[BlockId]:
+        """What the cache has of a choice that waits. Asked for several times a step, by whoever waits at the head of a
+        queue in every step; so only what has changed is looked up."""
+        chain = self._prepare(choice)
+        is_current = chain.num_forgotten_before == self.cache.num_forgotten
+        if not is_current or len(chain.found) < len(chain.keys):
+            chain.found = self.cache.match(chain.keys, chain.found if is_current else ())
+            chain.num_forgotten_before = self.cache.num_forgotten
+        return chain.found
+
+    def _has_room(self, choice: Choice, start: _Start, headroom: int) -> bool:
+        num_spare = self.pool.num_free - headroom - self._num_new(choice, start)
+        if not 0 <= num_spare < len(start.kept):
+            return num_spare >= 0  # whether others hold what it shares makes no difference
+        return num_spare >= self._num_unheld(start)
+
+    def _num_new(self, choice: Choice, start: _Start) -> int:
+        """Blocks that a choice does not share."""
+        return -(-choice.num_known_tokens // self.block_size) - len(start.shared)
+
+    def _num_unheld(self, start: _Start) -> int:
+        """Blocks that it shares and that are free as long as nobody holds them."""
+        return sum(self.pool.num_holders(block) == 0 for block in start.kept)
 
     def _find_start(self, choice: Choice, fork_of: Choice | None) -> _Start:
         """The longest beginning that is there already. At least one token is left to compute: sampling needs logits."""
-        assert choice.key_chain is not None
         if fork_of is not None:
+            self._prepare(choice)
             blocks, num_there = fork_of.block_table, len(choice.request.prompt)
         else:
-            blocks = self.cache.match(choice.key_chain.keys)
+            blocks = self._found(choice)
             num_there = len(blocks) * self.block_size
         num_computed = min(num_there, choice.num_known_tokens - 1)
         num_shared, num_inside = divmod(num_computed, self.block_size)

@@ -35,7 +35,7 @@ class BlockPool:
             self._unlink(block)
         self._num_holders[block] += 1
 
-    def release(self, block: BlockId, *, is_worth_keeping: bool) -> None:
+    def free(self, block: BlockId, *, is_worth_keeping: bool) -> None:
         """One holder less. A block without holders is free: to be taken last if worth keeping, else next."""
         if self._num_holders[block] < 1:
             raise ValueError(f"block {block} is already free")

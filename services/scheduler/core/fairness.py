@@ -1,7 +1,8 @@
 """What each tenant was served, so that the next turn is that of whoever had least: virtual token counters.
 
 A tenant's counter grows by the tokens computed for it, each kind with its weight, divided by the tenant's share. A
-tenant that comes back after a pause starts no lower than the lowest of those that were there: a pause saves up nothing.
+tenant that comes back after a pause starts no lower than the lowest of those that are there, or, if nobody is, than
+whoever left last: a pause saves up nothing.
 Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
 """
 
@@ -12,8 +13,8 @@ PROMPT_TOKEN_WEIGHT: Final = 1.0
 OUTPUT_TOKEN_WEIGHT: Final = 2.0
 """An output token takes a row of a step of its own, prompt tokens share one; the paper's weights."""
 
-_NUM_IDLE_KEPT: Final = 1024
-"""Counters of tenants that are away to keep before looking for some to forget."""
+_NUM_AWAY_KEPT: Final = 1024
+"""Counters of tenants that are away; of more, those are forgotten that left first."""
 
 
 class FairShares:
@@ -27,6 +28,10 @@ class FairShares:
                 raise ValueError(f"the weight of tenant {tenant} must be positive, not {weight}")
         self._served: dict[str, float] = {}
         self._num_open: dict[str, int] = {}
+        self._away: dict[str, None] = {}
+        """Those that have no open requests, in the order in which they left."""
+        self._last_to_leave = 0.0
+        """The counter of the tenant after which nobody was there."""
 
     def weight(self, tenant: str) -> float:
         """A tenant's share relative to others."""
@@ -39,16 +44,22 @@ class FairShares:
     def opened(self, tenant: str) -> None:
         """One more request of this tenant is open."""
         if tenant not in self._num_open:
+            self._away.pop(tenant, None)
             self._served[tenant] = max(self._served.get(tenant, 0.0), self._lowest())
         self._num_open[tenant] = self._num_open.get(tenant, 0) + 1
 
     def closed(self, tenant: str) -> None:
         """One request of this tenant has ended."""
         self._num_open[tenant] -= 1
-        if self._num_open[tenant] == 0:
-            del self._num_open[tenant]
-        if len(self._served) > 2 * len(self._num_open) + _NUM_IDLE_KEPT:
-            self._forget_idle()
+        if self._num_open[tenant]:
+            return
+        del self._num_open[tenant]
+        self._away[tenant] = None
+        if not self._num_open:
+            self._last_to_leave = self._served[tenant]
+        if len(self._away) > _NUM_AWAY_KEPT:
+            first = next(iter(self._away))
+            del self._away[first], self._served[first]
 
     def charge(self, tenant: str, tokens: float) -> None:
         """Count weighted tokens computed for a tenant."""
@@ -59,12 +70,4 @@ class FairShares:
         return len(self._served)
 
     def _lowest(self) -> float:
-        return min((self._served[tenant] for tenant in self._num_open), default=0.0)
-
-    def _forget_idle(self) -> None:
-        """Drop the counters that mean nothing: of those who are away and would come back with the lowest one anyway."""
-        lowest = self._lowest() if self._num_open else float("inf")
-        away = [tenant for tenant in self._served if tenant not in self._num_open]
-        for tenant in away:
-            if self._served[tenant] <= lowest:
-                del self._served[tenant]
+        return min((self._served[tenant] for tenant in self._num_open), default=self._last_to_leave)

@@ -5,12 +5,13 @@ by what is known exactly: its queue, its free blocks, and how much of the prompt
 left to start takes over what waits elsewhere.
 """
 
-from collections.abc import Callable, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Final
 
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fairness import FairShares
+from services.scheduler.core.fleet_pins import FleetPins
 from services.scheduler.core.pins import Pin
 from services.scheduler.core.placement import Placement, SoonestPlacement
 from services.scheduler.core.request import ChoiceState, Request
@@ -18,7 +19,6 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.waiting import Load, sum_loads
 from shared.ids import InstanceId, RequestId
 from shared.messages import ExecutorCapacity, Outcome, StepPlan, StepResult
-from shared.sampling import SamplingParams
 
 MAX_LOSSES: Final = 3
 """A request that has seen so many executors die while it ran, without a token in between, may be what kills them."""
@@ -26,6 +26,9 @@ MAX_LOSSES: Final = 3
 SchedulerFactory = Callable[[ExecutorCapacity, FairShares], Scheduler]
 
 _MAX_LOOKED_AT: Final = 4
+"""Requests on one executor that another, with nothing left to start, compares with itself before it tries the next."""
+_MAX_COMPARED: Final = 16
+"""Requests that it compares in all. Those that it cannot hold do not count."""
 _NOTHING: Final = ExecutorCapacity("", num_blocks=1, block_size=1, max_slots=0, max_model_len=0, max_step_tokens=1)
 
 
@@ -60,10 +63,7 @@ class Fleet:
         """Where requests wait while no executor serves their model: a scheduler without slots."""
         self._requests: dict[RequestId, Request] = {}
         self._homes: dict[RequestId, Scheduler] = {}
-        self._pins: dict[str, Pin] = {}
-        self._pinning: dict[RequestId, str] = {}
-        """The requests that compute pinned prefixes, and which."""
-        self._num_pinnings = 0
+        self._pins = FleetPins()
 
     # Executors come and go.
 
@@ -72,8 +72,7 @@ class Fleet:
         if executor_id in self._schedulers:
             raise ValueError(f"{executor_id} is in the fleet already")
         scheduler = self._schedulers[executor_id] = self._make_scheduler(capacity, self._shares)
-        for pin in self._pins.values():
-            self._start_pinning(pin, scheduler)
+        self._make_missing_pins(scheduler)
         return self._move_from(self._lobby)
 
     def drain_executor(self, executor_id: InstanceId) -> list[Event]:
@@ -87,8 +86,8 @@ class Fleet:
             if _has_not_begun(request):
                 scheduler.withdraw(request)
                 events += self._settle(request)
-        for name in self._pins:
-            scheduler.pins.release(name)
+        for name in self._pins.wanted:
+            scheduler.pins.free(name)
         return events
 
     def drained_executors(self) -> list[InstanceId]:
@@ -133,11 +132,16 @@ class Fleet:
         return self._requests.get(request_id)
 
     def max_total_tokens(self, model: str) -> int | None:
-        """The most tokens of prompt and output that a choice can have; None if no executor serves the model."""
-        return max((scheduler.max_total_tokens for scheduler in self._of_model(model)), default=None)
+        """The most tokens of prompt and output that a new request's choice can have; None if no executor of the model
+        takes new ones."""
+        return max((scheduler.max_total_tokens for scheduler in self._serving(model)), default=None)
+
+    def max_total_tokens_of_all(self, model: str) -> int:
+        """The same if those executors took new ones that finish what they have; 0 if there are none at all."""
+        return max((scheduler.max_total_tokens for scheduler in self._of_model(model)), default=0)
 
     def add(self, request: Request) -> None:
-        """Queue a request where it is best off. Raises NeverFits if no executor could ever hold it."""
+        """Queue a request where it is best off. Raises NeverFits if no executor that takes new ones could hold it."""
         if request.request_id in self._requests:
             raise ValueError(f"{request.request_id} is in the fleet already")
         limit = self.max_total_tokens(request.model)
@@ -168,14 +172,15 @@ class Fleet:
     @property
     def pins(self) -> Mapping[str, Pin]:
         """What is pinned, by name."""
-        return self._pins
+        return self._pins.wanted
 
     def pin(self, pin: Pin) -> None:
         """Keep a prefix in the caches of all executors of its model, now and later; replaces a pin of the same name."""
         self._unpin(pin.name)
-        self._pins[pin.name] = pin
+        self._pins.wanted[pin.name] = pin
         for scheduler in self._serving(pin.model):
-            self._start_pinning(pin, scheduler)
+            if self._pins.fits(pin, scheduler):
+                self._start_pinning(pin, scheduler)
 
     def unpin(self, name: str) -> None:
         """Let a prefix go; nothing if there is no such pin."""
@@ -189,8 +194,7 @@ class Fleet:
         if executor_id not in self._draining:
             if scheduler.has_room and not scheduler.waiting:
                 self._take_over_for(scheduler)
-            if scheduler.is_empty:
-                self._pin_again(scheduler)
+            self._make_missing_pins(scheduler)
         return scheduler.schedule()
 
     def apply(self, executor_id: InstanceId, result: StepResult) -> list[Event]:
@@ -246,58 +250,45 @@ class Fleet:
             self._shares.closed(request.tenant)
 
     def _unpin(self, name: str) -> None:
-        self._pins.pop(name, None)
+        self._pins.wanted.pop(name, None)
         for scheduler in self._schedulers.values():
-            scheduler.pins.release(name)
-        for request_id in [each for each, pinned in self._pinning.items() if pinned == name]:
+            scheduler.pins.free(name)
+        for request_id in self._pins.requests_of(name):
             self._end(self._requests[request_id], Outcome.CANCELLED)
 
+    def _make_missing_pins(self, scheduler: Scheduler) -> None:
+        for pin in self._pins.missing(scheduler):
+            self._start_pinning(pin, scheduler)
+
     def _start_pinning(self, pin: Pin, scheduler: Scheduler) -> None:
-        """Compute a prefix where it shall stay, unless all pins would take more than half of the blocks there."""
-        capacity = scheduler.capacity
-        being_made = [name for each, name in self._pinning.items() if self._homes[each] is scheduler]
-        num_tokens = len(pin.token_ids) + sum(len(self._pins[name].token_ids) for name in being_made)
-        num_tokens += scheduler.pins.num_blocks * capacity.block_size
-        has_room = 2 * num_tokens <= capacity.num_blocks * capacity.block_size
-        if capacity.model != pin.model or not has_room or len(pin.token_ids) >= scheduler.max_total_tokens:
-            return
-        self._num_pinnings += 1
-        request = Request(
-            RequestId(f"pin-{self._num_pinnings}"),
-            pin.token_ids,
-            SamplingParams(seed=0, temperature=0.0),
-            arrival=-self._num_pinnings,
-            max_tokens=1,
-            model=pin.model,
-            tenant=pin.tenant,
-            salts=pin.salts,
-        )
+        """Compute a prefix where it shall stay."""
+        request = self._pins.start(pin, scheduler)
         self._requests[request.request_id] = request
         self._set_home(request, scheduler)
-        self._pinning[request.request_id] = pin.name
         scheduler.add(request)
-
-    def _pin_again(self, scheduler: Scheduler) -> None:
-        """Compute the prefixes that had to give way, now that nobody needs their room."""
-        for name in scheduler.pins.take_given_way():
-            if name in self._pins and name not in scheduler.pins:
-                self._start_pinning(self._pins[name], scheduler)
 
     def _take_over_for(self, idle: Scheduler) -> None:
         """Give an executor with nothing left to start a request that waits elsewhere and would be reached sooner."""
         others = [s for s in self._serving(idle.capacity.model) if s is not idle and s.waiting]
-        if not others:
-            return
-        busiest = max(others, key=lambda scheduler: scheduler.num_outstanding_tokens)
-        for choice in busiest.waiting.first(_MAX_LOOKED_AT):
-            request = choice.request
-            if not _has_not_begun(request) or request.max_total_tokens > idle.max_total_tokens:
-                continue
-            if self._placement.should_move(request, busiest, idle):
-                busiest.withdraw(request)
+        others.sort(key=lambda scheduler: -scheduler.num_outstanding_tokens)
+        each_of = (
+            ((busy, request) for request in islice(self._movable(busy, idle), _MAX_LOOKED_AT)) for busy in others
+        )
+        for busy, request in islice(chain.from_iterable(each_of), _MAX_COMPARED):
+            if self._placement.should_move(request, busy, idle):
+                busy.withdraw(request)
                 self._set_home(request, idle)
                 idle.add(request)
                 return
+
+    def _movable(self, busy: Scheduler, idle: Scheduler) -> Iterator[Request]:
+        """The requests that wait on one executor and could run on the other, the next first. What computes a pin has to
+        stay where the pin is to be."""
+        limit = idle.max_total_tokens
+        for choice in busy.waiting.in_order():
+            request = choice.request
+            if request.max_total_tokens <= limit and _has_not_begun(request) and request.request_id not in self._pins:
+                yield request
 
     def _move_from(self, old: Scheduler) -> list[Event]:
         """Find a new home for all requests of one that has no use for them."""
@@ -310,7 +301,7 @@ class Fleet:
 
     def _settle(self, request: Request) -> list[Event]:
         """Find a new home for a request, unless it is beyond hope, or only made for its old one."""
-        if request.request_id in self._pinning:
+        if request.request_id in self._pins:
             self._set_home(request, self._lobby)
             return self._end(request, Outcome.CANCELLED)
         self._place(request)
@@ -330,12 +321,10 @@ class Fleet:
         told = []
         for event in events:
             request_id = event.request.request_id if isinstance(event, RequestEnded) else event.request_id
-            if request_id not in self._pinning:
+            if request_id not in self._pins:
                 told.append(event)
             if isinstance(event, RequestEnded):
-                name = self._pinning.pop(request_id, None)
-                if name is not None and event.outcome is Outcome.COMPLETED:
-                    self._homes[request_id].pins.hold(name, event.request)
+                self._pins.end(event)
                 self._set_home(event.request, self._lobby)
                 del self._requests[request_id]
                 del self._homes[request_id]

@@ -29,39 +29,40 @@ class PinnedBlocks:
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._held: dict[str, list[BlockId]] = {}
-        self._given_way: list[str] = []
+        self._num_pins_of: dict[BlockId, int] = {}
 
     @property
     def num_blocks(self) -> int:
         """Blocks held, each counted once however many pins share it."""
-        return len({block for blocks in self._held.values() for block in blocks})
+        return len(self._num_pins_of)
 
     def hold(self, name: str, request: Request) -> None:
         """Hold the blocks of a request's prompt that are in the cache now, instead of what `name` held before."""
         blocks = self._blocks.cache.match(request.prompt_chain(self._blocks.block_size).keys)
         for block in blocks:
             self._blocks.pool.hold(block)
-        self.release(name)
+            self._num_pins_of[block] = self._num_pins_of.get(block, 0) + 1
+        self.free(name)
         self._held[name] = blocks
 
-    def release(self, name: str) -> None:
+    def give_up(self, name: str) -> None:
+        """Hold nothing for a pin, for good: it cannot be computed here. As if it were held, until it is freed."""
+        self._held[name] = []
+
+    def free(self, name: str) -> None:
         """Hold the blocks of a pin no longer; nothing if it holds none."""
         for block in reversed(self._held.pop(name, [])):
-            self._blocks.let_go(block)
+            self._blocks.free_block(block)
+            self._num_pins_of[block] -= 1
+            if self._num_pins_of[block] == 0:
+                del self._num_pins_of[block]
 
     def give_way(self) -> bool:
-        """Release the pin that holds most. False if there is none."""
+        """Free the pin that holds most. False if there is none."""
         if not self._held:
             return False
-        largest = max(self._held, key=lambda name: len(self._held[name]))
-        self.release(largest)
-        self._given_way.append(largest)
+        self.free(max(self._held, key=lambda name: len(self._held[name])))
         return True
-
-    def take_given_way(self) -> list[str]:
-        """The pins that gave way since this was asked last: they want to come back."""
-        names, self._given_way = self._given_way, []
-        return names
 
     def counted(self) -> list[BlockId]:
         """Each block as often as it is held."""

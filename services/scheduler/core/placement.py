@@ -43,7 +43,7 @@ def seconds_to_finish(request: Request, where: Scheduler, typical: Typical, *, i
     Its own output takes a step for each token, once as many outputs before it are through as wait for a slot.
     `is_there`: the request is among those that wait.
     """
-    cost = where.step_cost or typical.cost
+    cost = where.experience.step_cost or typical.cost
     block_size = where.capacity.block_size
     num_waiting = len(where.waiting) - is_there
     num_cached = where.blocks.num_cached_tokens(request)
@@ -59,8 +59,8 @@ def seconds_to_finish(request: Request, where: Scheduler, typical: Typical, *, i
 
 def _typical(schedulers: Sequence[Scheduler]) -> Typical:
     """Their averages. How long outputs are is up to the requests, so it must be the same for all that are compared."""
-    measured = [cost for scheduler in schedulers if (cost := scheduler.step_cost) is not None]
+    measured = [cost for scheduler in schedulers if (cost := scheduler.experience.step_cost) is not None]
     cost = StepCost(0.0, 1.0)
     if measured:
         cost = StepCost(*(sum(column) / len(measured) for column in zip(*measured, strict=True)))
-    return Typical(cost, sum(scheduler.typical_output for scheduler in schedulers) / len(schedulers))
+    return Typical(cost, sum(scheduler.experience.typical_output for scheduler in schedulers) / len(schedulers))

@@ -3,10 +3,11 @@
 from array import array
 from typing import Final
 
+from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT
 from services.scheduler.core.request import Choice
 from shared.ids import BlockId
-from shared.messages import Int32Array, SlotAssignment, StepPlan
+from shared.messages import ExecutorCapacity, Int32Array, SlotAssignment, StepPlan
 
 ROW_BYTES: Final = 32
 """What a row takes in a plan, at most, with a new block and a slot released."""
@@ -24,10 +25,13 @@ def assignment_bytes(choice: Choice, num_blocks: int) -> int:
     return _ASSIGNMENT_BYTES + 4 * (choice.num_known_tokens + num_blocks) + num_listed
 
 
-def longest_choice(max_plan_bytes: int, block_size: int, max_slots: int) -> int:
-    """The most tokens that a choice can have so that a plan of so many bytes can assign it, however it samples."""
-    others = 2 * _ASSIGNMENT_BYTES + ROW_BYTES * max_slots + _MAX_LISTED_BYTES
-    return max(0, (max_plan_bytes - others) * block_size // (4 * block_size + 4) - block_size)
+def longest_choice(capacity: ExecutorCapacity, limits: StepLimits, num_blocks: int) -> int:
+    """The most tokens that a choice can have, however it samples: within so many blocks, what the model allows, and
+    what a plan can assign."""
+    size = capacity.block_size
+    others = 2 * _ASSIGNMENT_BYTES + ROW_BYTES * capacity.max_slots + _MAX_LISTED_BYTES
+    in_plan = max(0, (limits.max_plan_bytes - others) * size // (4 * size + 4) - size)
+    return min(capacity.max_model_len, num_blocks * size, in_plan)
 
 
 class PlanBuilder:
@@ -59,6 +63,12 @@ class PlanBuilder:
     def num_rows(self) -> int:
         """Choices that the step computes tokens of."""
         return len(self._slots)
+
+    def has_room_for(self, choice: Choice, capacity: ExecutorCapacity, max_bytes: int) -> bool:
+        """Whether a message of so many bytes carries one more assignment, and a row for each slot."""
+        num_blocks = -(-choice.num_known_tokens // capacity.block_size)
+        rows = ROW_BYTES * (capacity.max_slots - self.num_rows)
+        return self.num_bytes + rows + assignment_bytes(choice, num_blocks) <= max_bytes
 
     def assign(self, choice: Choice, copied: tuple[BlockId, BlockId] | None) -> None:
         """Have the executor take in a choice, with its tokens and block table as they are now."""

@@ -63,7 +63,7 @@ def who_gives_way(
 
     First whoever has a worse priority, the last in order first. Then, if the newcomer's tenant has less than its fair
     part of the executor, the last in order of tenants that have more than theirs, as long as they keep theirs.
-    `tenants` are those that run or wait there: they share it.
+    `tenants` are those that wait there: they share it with those that run.
     """
     priority = newcomer.request.priority
     for choice in reversed(running):
@@ -73,7 +73,8 @@ def who_gives_way(
     for choice in running:
         if choice.place[0] <= priority:
             holdings.setdefault(choice.request.tenant, _Holding(room, priority)).add(choice)
-    total_weight = fsum(shares.weight(tenant) for tenant in tenants)  # exact, so a set's order does not matter
+    everybody = tenants | {choice.request.tenant for choice in running}
+    total_weight = fsum(map(shares.weight, everybody))  # exact, so a set's order does not matter
     mine = holdings.pop(newcomer.request.tenant, None)
     if mine is not None and mine.part >= shares.weight(newcomer.request.tenant) / total_weight:
         return

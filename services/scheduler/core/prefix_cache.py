@@ -6,7 +6,7 @@ typed salts. A hash only finds a candidate. What counts is equality: the block's
 made as the continuation of the very entry that matched before it. So no collision can serve another prompt's blocks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
@@ -37,11 +37,15 @@ class BlockKey:
 class KeyChain:
     """The keys of one choice's full blocks, computed as its tokens become known."""
 
-    __slots__ = ("_block_size", "_hash", "_last", "keys")
+    __slots__ = ("_block_size", "_hash", "_last", "found", "keys", "num_forgotten_before")
 
     def __init__(self, salts: Iterable[tuple[str, str]], block_size: int, hash_function: Hash = block_hash) -> None:
         """`salts` are (kind, value) pairs, such as ("tenant", "acme"): chains with other salts share nothing."""
         self.keys: list[BlockKey] = []
+        self.found: list[BlockId] = []
+        """What a prefix cache found of it when it was asked last."""
+        self.num_forgotten_before = 0
+        """How many blocks that cache had forgotten by then: `found` holds until it forgets another."""
         self._block_size = block_size
         self._hash = hash_function
         self._last = hash_function(encode_salts(salts))
@@ -58,6 +62,7 @@ class KeyChain:
         """A copy that can grow on its own."""
         twin = KeyChain.__new__(KeyChain)
         twin.keys, twin._last = self.keys.copy(), self._last
+        twin.found, twin.num_forgotten_before = [], 0
         twin._block_size, twin._hash = self._block_size, self._hash
         return twin
 
@@ -71,8 +76,19 @@ def encode_salts(salts: Iterable[tuple[str, str]]) -> bytes:
 class PrefixCache(Protocol):
     """What the block manager asks of a prefix cache."""
 
-    def match(self, keys: list[BlockKey]) -> list[BlockId]:
-        """The blocks that hold the longest known beginning of a chain."""
+    @property
+    def remembers(self) -> bool:
+        """Whether what was inserted can be found later."""
+        ...
+
+    @property
+    def num_forgotten(self) -> int:
+        """How many blocks were forgotten so far. As long as that stays, what was found is found again."""
+        ...
+
+    def match(self, keys: list[BlockKey], found: Sequence[BlockId] = ()) -> list[BlockId]:
+        """The blocks that hold the longest known beginning of a chain. `found` is what it was before, if nothing was
+        forgotten since: only what comes after it is looked up."""
         ...
 
     def insert(self, key: BlockKey, block: BlockId, parent: int) -> int:
@@ -99,7 +115,10 @@ class PrefixCache(Protocol):
 class NoPrefixCache:
     """Never finds anything: what the scheduler does without a prefix cache."""
 
-    def match(self, keys: list[BlockKey]) -> list[BlockId]:
+    remembers = False
+    num_forgotten = 0
+
+    def match(self, keys: list[BlockKey], found: Sequence[BlockId] = ()) -> list[BlockId]:
         """Nothing."""
         return []
 
@@ -132,16 +151,20 @@ class _Entry:
 class ChainedPrefixCache:
     """Finds blocks by chained hash and compares what it finds."""
 
+    remembers = True
+
     def __init__(self) -> None:
+        self.num_forgotten = 0
         self._by_digest: dict[bytes, _Entry] = {}
         self._by_block: dict[BlockId, _Entry] = {}
         self._numbers = count(ROOT + 1)
 
-    def match(self, keys: list[BlockKey]) -> list[BlockId]:
+    def match(self, keys: list[BlockKey], found: Sequence[BlockId] = ()) -> list[BlockId]:
         """The blocks that hold the longest known beginning of a chain."""
-        blocks = []
-        parent = ROOT
-        for key in keys:
+        blocks = list(found)
+        parent = self._by_block[blocks[-1]].number if blocks else ROOT
+        for index in range(len(blocks), len(keys)):
+            key = keys[index]
             entry = self._by_digest.get(key.digest)
             if entry is None or entry.parent != parent or entry.key.tokens != key.tokens:
                 break
@@ -173,6 +196,7 @@ class ChainedPrefixCache:
         entry = self._by_block.pop(block, None)
         if entry is not None:
             del self._by_digest[entry.key.digest]
+            self.num_forgotten += 1
 
     def __contains__(self, block: object) -> bool:
         return block in self._by_block

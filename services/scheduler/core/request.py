@@ -130,6 +130,22 @@ class Choice:
         """Let nobody come before it any more but who was promoted earlier."""
         self.place = (-inf, self.request.arrival, self.index)
 
+    def append(self, token_id: int, logprobs: TokenLogprobs | None) -> FinishReason | None:
+        """Take in one more token of output; returns why it is the last one, or None if it is not."""
+        request = self.request
+        self.output.append(token_id)
+        request.num_losses = 0
+        if request.sampling.num_logprobs is not None:
+            self.logprobs.append(logprobs)
+        if token_id in request.end_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.output) >= request.max_tokens else None
+
+    def cut(self, num_tokens: int) -> None:
+        """Forget all but the first tokens of the output."""
+        del self.output[num_tokens:]
+        del self.logprobs[num_tokens:]
+
     def known_tokens(self) -> Int32Array:
         """Prompt and output so far."""
         return self.request.prompt + self.output

@@ -4,31 +4,33 @@ A choice has known tokens, of which some are computed; a step computes some of t
 computed in a step samples the next. Plans may be made before the results of earlier ones are known: a sampled token
 counts as in flight until then.
 
-Who goes first, who gives way and how much a step holds are decided by collaborators: `waiting`, `policy`, `budget`.
+Who goes first, who gives way and how much a step holds are decided by collaborators: `turns`, `policy`, `budget`.
 """
 
 from array import array
 from bisect import insort
-from collections import deque
 from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from services.scheduler.core import policy
 from services.scheduler.core.block_manager import Admission, BlockManager
 from services.scheduler.core.block_pool import BlockPool
-from services.scheduler.core.budget import PromptBudget, StepLimits, StepShape
+from services.scheduler.core.budget import StepLimits, StepShape
 from services.scheduler.core.events import Event, RequestEnded
+from services.scheduler.core.experience import Experience
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.pins import PinnedBlocks
-from services.scheduler.core.plan import ROW_BYTES, PlanBuilder, assignment_bytes, longest_choice
-from services.scheduler.core.preemption import victims_for
+from services.scheduler.core.pipeline import Pipeline
+from services.scheduler.core.plan import PlanBuilder, longest_choice
 from services.scheduler.core.prefix_cache import PrefixCache
+from services.scheduler.core.prefix_wait import ComingPrefixes
 from services.scheduler.core.request import Choice, ChoiceState, Request
-from services.scheduler.core.step_cost import StepCost, StepCosts
+from services.scheduler.core.slots import Slots
+from services.scheduler.core.turns import Turns
 from services.scheduler.core.waiting import WaitingQueue
-from shared.ids import BlockId, SlotId
+from shared.ids import BlockId
 from shared.messages import (
     ChoiceTokens,
     ExecutorCapacity,
@@ -42,24 +44,8 @@ from shared.messages import (
 
 _place = attrgetter("place")
 
-_FIRST_TYPICAL_OUTPUT: Final = 64.0
-"""Tokens that an output is taken to have before any has ended."""
-_NUM_TYPICAL: Final = 32
-"""Outputs that the typical one is an average of."""
-_LOOK_AHEAD: Final = 16
-"""How many of those that wait are looked at in a step."""
-
-
-class StepMismatch(Exception):
-    """A result that is not the one expected next."""
-
-
-class _InFlight(NamedTuple):
-    """A plan whose result has not come yet."""
-
-    step_id: int
-    sampled: list[Choice]
-    shape: StepShape
+_MAX_ADMITTED: Final = 16
+"""How many are admitted in a step."""
 
 
 class Scheduler:
@@ -76,9 +62,7 @@ class Scheduler:
         share_prompts: policy.PromptSharing = policy.share_prompt_tokens,
     ) -> None:
         """`shares` counts what tenants were served, here and on other executors. Whoever has waited while
-        `max_wait_tokens` were computed here goes before everybody else, as long as no more than half of the slots are
-        held for that reason. `share_prompts` divides a step's prompt tokens.
-        """
+        `max_wait_tokens` were computed here goes first, within what `slots` allows for that."""
         self.capacity = capacity
         self.running: list[Choice] = []
         """In order of place."""
@@ -88,33 +72,28 @@ class Scheduler:
         """Tokens known but not computed, of all that run and wait; those in flight count as computed."""
         self.blocks = BlockManager(BlockPool(capacity.num_blocks), cache, capacity.block_size)
         self.pins = PinnedBlocks(self.blocks)
-        self._budget = PromptBudget(limits)
-        self._costs = StepCosts()
+        self.experience = Experience(limits)
         self._share_prompts = share_prompts
-        self._shares = shares
-        self._free_slots = [SlotId(slot) for slot in reversed(range(capacity.max_slots))]
-        self._released_slots = array("i")
-        self._in_flight: deque[_InFlight] = deque()
-        self._next_step_id = 1
-        self.typical_output = _FIRST_TYPICAL_OUTPUT
-        """Tokens that outputs have had lately."""
+        self._slots = Slots(capacity.max_slots)
+        self._turns = Turns(self.waiting, self._slots, self.blocks)
+        self._pipeline = Pipeline()
 
     # Requests come and go.
 
     @property
     def max_total_tokens(self) -> int:
         """The most tokens of prompt and output that a choice accepted now can have, if it is alone."""
-        return self._max_tokens_in(self.capacity.num_blocks - self.pins.num_blocks)
+        return longest_choice(self.capacity, self.limits, self.capacity.num_blocks - self.pins.num_blocks)
 
     @property
     def max_tokens_without_pins(self) -> int:
         """The same for one that was accepted before: pins give way to it."""
-        return self._max_tokens_in(self.capacity.num_blocks)
+        return longest_choice(self.capacity, self.limits, self.capacity.num_blocks)
 
-    def _max_tokens_in(self, num_blocks: int) -> int:
-        capacity = self.capacity
-        in_plan = longest_choice(self._budget.limits.max_plan_bytes, capacity.block_size, capacity.max_slots)
-        return min(capacity.max_model_len, num_blocks * capacity.block_size, in_plan)
+    @property
+    def limits(self) -> StepLimits:
+        """What one step may hold."""
+        return self.experience.budget.limits
 
     def withdraw(self, request: Request) -> None:
         """Give up a request of which nothing runs here, so that another executor can have it."""
@@ -140,10 +119,6 @@ class Scheduler:
                 self._finish(choice, None)
         return [RequestEnded(request, outcome, reason)]
 
-    def cancel(self, request: Request) -> list[Event]:
-        """Finish a request because its client wants no more."""
-        return self.end(request, Outcome.CANCELLED)
-
     def stop(self, choice: Choice, num_tokens: int) -> list[Event]:
         """Finish a choice because its text reached a stop string with its first `num_tokens` output tokens.
 
@@ -151,9 +126,10 @@ class Scheduler:
         """
         if choice.is_finished or not 0 < num_tokens <= len(choice.output):
             return []
+        if choice.num_in_flight:
+            self.blocks.forget_after(choice, len(choice.request.prompt) + num_tokens)
         self.num_outstanding_tokens -= len(choice.output) - num_tokens
-        del choice.output[num_tokens:]
-        del choice.logprobs[num_tokens:]
+        choice.cut(num_tokens)
         self._finish(choice, FinishReason.STOP)
         last = ChoiceTokens(choice.request.request_id, choice.index, num_tokens, int32s(), FinishReason.STOP)
         return [last, *self._ended(choice.request)]
@@ -163,10 +139,7 @@ class Scheduler:
         for choice in self.running:
             self._unseat(choice)
             choice.move_to(ChoiceState.PREEMPTED)
-        for step in self._in_flight:
-            for choice in step.sampled:
-                choice.num_in_flight = 0
-        self._in_flight.clear()
+        self._pipeline.abandon()
         self.running = []
         for choice in self.waiting:
             choice.key_chain = None
@@ -177,7 +150,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
-        step = PlanBuilder(self._next_step_id, self._released_slots)
+        step = PlanBuilder(self._pipeline.next_step_id, self._slots.freed)
         newcomer = self._make_way()
         prompts = self._continue_running(step)
         self._admit_waiting(step, prompts, newcomer)
@@ -186,16 +159,8 @@ class Scheduler:
 
     def apply(self, result: StepResult) -> list[Event]:
         """Take in what a step sampled. Raises StepMismatch, and changes nothing, unless it is the oldest in flight."""
-        step = self._in_flight[0] if self._in_flight else None
-        if step is None or step.step_id != result.step_id:
-            raise StepMismatch(f"got the result of step {result.step_id}, expected {step.step_id if step else 'none'}")
-        if len(step.sampled) != len(result.token_ids):
-            raise StepMismatch(
-                f"step {result.step_id} sampled {len(result.token_ids)} tokens, expected {len(step.sampled)}"
-            )
-        self._in_flight.popleft()
-        self._budget.observe(step.shape, result.duration_s)
-        self._costs.observe(step.shape, result.duration_s)
+        step = self._pipeline.take(result)
+        self.experience.step_took(step.shape, result.duration_s)
         self.blocks.busy_s += result.duration_s
         failures = {failure.row: failure.reason for failure in result.failures}
         logprobs = result.logprobs or (None,) * len(step.sampled)
@@ -215,26 +180,25 @@ class Scheduler:
     @property
     def is_empty(self) -> bool:
         """Whether nothing runs, waits, or is on its way."""
-        return not (self.running or self.waiting or self._in_flight)
+        return not (self.running or self.waiting or self._pipeline)
 
     @property
     def has_room(self) -> bool:
         """Whether somebody could be seated now."""
-        return bool(self._free_slots) and self.blocks.num_free_blocks > policy.admission_headroom(len(self.running))
+        return self._slots.num_free > 0 and self.blocks.num_free_blocks > policy.admission_headroom(len(self.running))
 
-    @property
-    def step_cost(self) -> StepCost | None:
-        """What steps cost here, over the latest ones; None before the first."""
-        return self._costs.cost
+    def has_spare_blocks(self, num_blocks: int) -> bool:
+        """Whether so many are left when the next one is admitted and those that run take what they need next."""
+        spare = self.blocks.num_free_blocks - policy.admission_headroom(len(self.running))
+        head = next(self.waiting.in_order(self._slots.num_by_age_left), None)
+        if head is not None:
+            spare -= -(-head.num_known_tokens // self.capacity.block_size)
+        return spare >= num_blocks
 
     def check_invariants(self) -> None:
         """Raise AssertionError if queues, slots and blocks do not agree with one another."""
         self.blocks.check_invariants(self.running, self.pins.counted())
-        slots = [choice.slot for choice in self.running]
-        assert None not in slots, "a running choice has no slot"
-        assert len({*slots, *self._free_slots}) == len(slots) + len(self._free_slots) == self.capacity.max_slots, (
-            "slots"
-        )
+        self._slots.check_invariants(self.running)
         self.waiting.check_invariants()
         assert self.running == sorted(self.running, key=_place), "those that run are out of order"
         outstanding = sum(choice.num_uncomputed_tokens for choice in chain(self.running, self.waiting))
@@ -246,29 +210,14 @@ class Scheduler:
             assert choice.num_computed_tokens <= choice.num_known_tokens + choice.num_in_flight, "computed the unknown"
             assert len(choice.block_table) * self.capacity.block_size >= choice.num_computed_tokens, "blocks missing"
 
-    @property
-    def _num_promotions_left(self) -> int:
-        """How many more may hold slots because they waited for too long: half of all slots, at least one."""
-        return max(0, max(1, self.capacity.max_slots // 2) - sum(choice.is_promoted for choice in self.running))
-
     def _make_way(self) -> Choice | None:
-        """Preempt for the one that is next if that lets it in, and it has more right to be there. Returns that one."""
-        newcomer = self.waiting.head(self._num_promotions_left)
-        if newcomer is None or newcomer.num_in_flight or self._is_coming(newcomer, self.running):
-            return None
-        tenants = self.waiting.tenants | {choice.request.tenant for choice in self.running}
-        room = policy.Room(self.capacity.max_slots, self.capacity.num_blocks)
-        candidates = policy.who_gives_way(newcomer, self.running, tenants, self._shares, room)
-        victims = victims_for(newcomer, self.running, candidates, self.blocks, self.capacity.max_slots)
+        """Preempt for one that has more right to be there, if that lets it in. Returns that one."""
+        newcomer, victims = self._turns.claim(self.running)
         for choice in victims:
+            assert newcomer is not None
             choice.num_times_gave_way += choice.request.priority == newcomer.request.priority
             self._preempt(choice)
-        return newcomer if victims else None
-
-    def _is_coming(self, choice: Choice, others: list[Choice]) -> bool:
-        """Whether one of others, of no worse priority, computes the prefix that a choice lacks: it need only wait."""
-        computing = [each for each in others if each.num_tokens_to_compute > 1 and each.place[0] <= choice.place[0]]
-        return self.blocks.is_coming(choice, computing)
+        return newcomer
 
     def _continue_running(self, step: PlanBuilder) -> list[Choice]:
         """Let every output go on by a token; the last in order gives way when blocks are short. Returns the others:
@@ -304,23 +253,25 @@ class Scheduler:
         """Seat those that wait, in order, while there are slots and blocks, and add them to those with `prompts`.
 
         Who waits for a prefix that another, of no worse priority, is computing is passed over meanwhile. Who was
-        preempted with a token on its way is not: those behind it would take its slot and its blocks. The `newcomer` for
-        whom others were preempted comes first: they wait too now, and one may be before it in order.
+        preempted with a token on its way is not: those behind it would take its slot and its blocks.
         """
-        order = self.waiting.first(_LOOK_AHEAD, self._num_promotions_left)
-        if newcomer is not None:
-            order = [newcomer, *(choice for choice in order if choice is not newcomer)]
-        for choice in order:
-            if choice.num_in_flight or not self._free_slots or not self._fits_plan(choice, step):
+        coming = ComingPrefixes(self.blocks, prompts)
+        num_left = _MAX_ADMITTED
+        for choice in self._turns.order(newcomer):
+            if not num_left or not self._slots.num_free or choice.num_in_flight:
                 break
-            if self._is_coming(choice, prompts):
+            if coming.has_of(choice):
                 continue
+            if not step.has_room_for(choice, self.capacity, self.limits.max_plan_bytes):
+                break
             admission = self._admit(choice, step)
             if admission is None:
                 break
             self._seat(choice)
             step.assign(choice, admission.copied)
             prompts.append(choice)
+            coming.add(choice)
+            num_left -= 1
 
     def _admit(self, choice: Choice, step: PlanBuilder) -> Admission | None:
         """Blocks for a choice, if they are there; if nothing runs that could free some, pins give way."""
@@ -331,13 +282,6 @@ class Scheduler:
             if admission is not None or self.running or not self.pins.give_way():
                 return admission
 
-    def _fits_plan(self, choice: Choice, step: PlanBuilder) -> bool:
-        """Whether the message that carries the step has room for one more assignment, and a row for each slot."""
-        num_blocks = -(-choice.num_known_tokens // self.capacity.block_size)
-        rows = ROW_BYTES * (self.capacity.max_slots - step.num_rows)
-        size = step.num_bytes + rows + assignment_bytes(choice, num_blocks)
-        return size <= self._budget.limits.max_plan_bytes
-
     def _compute_prompts(self, step: PlanBuilder, prompts: list[Choice]) -> None:
         """Share what the step can take beside the outputs among those that have more to compute than one token.
 
@@ -347,8 +291,8 @@ class Scheduler:
             return
         prompts.sort(key=self._order_of_prompts)
         needs = [choice.num_tokens_to_compute for choice in prompts]
-        budget = self._budget.num_prompt_tokens(step.num_output_rows)
-        shares = self._share_prompts(needs, budget, self._budget.limits.max_chunk_tokens)
+        budget = self.experience.budget.num_prompt_tokens(step.num_output_rows)
+        shares = self._share_prompts(needs, budget, self.limits.max_chunk_tokens)
         for choice, need, share in zip(prompts, needs, shares, strict=True):
             if share:
                 step.compute(choice, share, [], samples=share == need)
@@ -358,24 +302,22 @@ class Scheduler:
         """Running choices got nothing of a step of so many tokens: that is waiting too."""
         for choice in choices:
             choice.num_tokens_waited += num_tokens
-            if choice.num_tokens_waited >= self.waiting.max_wait_tokens and self._num_promotions_left:
-                choice.promote()
+            if choice.num_tokens_waited >= self.waiting.max_wait_tokens and self._slots.num_by_age_left:
+                self._slots.promote(choice)
         self.running.sort(key=_place)
 
     def _order_of_prompts(self, choice: Choice) -> tuple[float, float, tuple[float, int, int]]:
-        return choice.place[0], self._shares.served(choice.request.tenant), choice.place
+        return choice.place[0], self.waiting.shares.served(choice.request.tenant), choice.place
 
     def _close_plan(self, step: PlanBuilder) -> StepPlan:
-        self._released_slots = array("i")
+        self._slots.forget_freed()
         shape = StepShape(step.num_output_rows, step.num_tokens - step.num_output_rows)
-        self._in_flight.append(_InFlight(step.step_id, step.sampled, shape))
-        self._next_step_id += 1
+        self._pipeline.add(step.sampled, shape)
         self.waiting.pass_tokens(step.num_tokens)
         self.num_outstanding_tokens -= step.num_tokens
         for tenant, tokens in step.charges.items():
-            self._shares.charge(tenant, tokens)
-        for choice in self.running:
-            self.blocks.commit(choice)
+            self.waiting.shares.charge(tenant, tokens)
+        self.blocks.commit_all(self.running)
         for choice in step.sampled:
             if len(choice.request.choices) > 1 and choice.index == 0:
                 self._free_held(choice.request)
@@ -397,25 +339,21 @@ class Scheduler:
                 self.num_outstanding_tokens += choice.num_uncomputed_tokens
 
     def _seat(self, choice: Choice) -> None:
-        if self.waiting.is_overdue(choice) and self._num_promotions_left:
-            choice.promote()
+        is_overdue = self.waiting.is_overdue(choice)
         self.waiting.remove(choice)
         self.num_outstanding_tokens -= choice.num_computed_tokens
         choice.num_tokens_charged = max(choice.num_tokens_charged, choice.num_computed_tokens)
         if choice.state is ChoiceState.WAITING and choice.index == 0:
             choice.request.num_cached_tokens = choice.num_computed_tokens
         choice.move_to(ChoiceState.RUNNING)
-        choice.slot = self._free_slots.pop()
+        self._slots.give(choice, is_overdue=is_overdue)
         insort(self.running, choice, key=_place)
 
     def _unseat(self, choice: Choice) -> None:
         self.num_outstanding_tokens += choice.num_computed_tokens
         self.blocks.commit(choice)
-        self.blocks.release(choice)
-        assert choice.slot is not None
-        self._free_slots.append(choice.slot)
-        self._released_slots.append(choice.slot)
-        choice.slot = None
+        self.blocks.free(choice)
+        self._slots.take_back(choice)
 
     def _preempt(self, choice: Choice) -> None:
         self._unseat(choice)
@@ -427,16 +365,8 @@ class Scheduler:
     def _append(self, choice: Choice, token_id: int, logprobs: TokenLogprobs | None) -> Iterable[Event]:
         request = choice.request
         offset = len(choice.output)
-        choice.output.append(token_id)
-        request.num_losses = 0
+        reason = choice.append(token_id, logprobs)
         self.num_outstanding_tokens += 1
-        if request.sampling.num_logprobs is not None:
-            choice.logprobs.append(logprobs)
-        reason = None
-        if token_id in request.end_token_ids:
-            reason = FinishReason.STOP
-        elif len(choice.output) >= request.max_tokens:
-            reason = FinishReason.LENGTH
         event = ChoiceTokens(
             request.request_id,
             choice.index,
@@ -461,7 +391,7 @@ class Scheduler:
         choice.move_to(ChoiceState.FINISHED)
         choice.finish_reason = reason
         if reason is not None:
-            self.typical_output += (len(choice.output) - self.typical_output) / _NUM_TYPICAL
+            self.experience.output_had(len(choice.output))
 
     def _ended(self, request: Request) -> Iterable[Event]:
         return (RequestEnded(request, Outcome.COMPLETED),) if request.is_finished else ()

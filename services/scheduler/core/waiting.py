@@ -42,10 +42,9 @@ class WaitingQueue:
     def __init__(self, shares: FairShares, max_wait_tokens: int) -> None:
         """Whoever has waited while `max_wait_tokens` tokens were computed goes first from then on.
 
-        Under a long overload that would be everybody, and priorities would mean nothing; so whoever asks for those that
-        are next says how many may go first for that reason.
+        Whoever asks for those that are next says how many may go first for that reason.
         """
-        self._shares = shares
+        self.shares = shares
         self.max_wait_tokens = max_wait_tokens
         self._by_priority: dict[int, dict[str, list[Choice]]] = {}
         self._longest_first: list[Choice] = []
@@ -85,13 +84,20 @@ class WaitingQueue:
         """Those that have somebody waiting."""
         return {tenant for tenants in self._by_priority.values() for tenant in tenants}
 
-    def head(self, max_overdue: int | None = None) -> Choice | None:
-        """Who is next; None if nobody waits."""
-        return next(self._in_order(max_overdue), None)
+    def in_order(self, max_overdue: int | None = None) -> Iterator[Choice]:
+        """Those that wait, the next first. Of those that have waited for too long, only `max_overdue` go first.
 
-    def first(self, max_choices: int, max_overdue: int | None = None) -> list[Choice]:
-        """Those that are next, in order. Of those that have waited for too long, only `max_overdue` go first."""
-        return list(islice(self._in_order(max_overdue), max_choices))
+        Whoever was given may be removed meanwhile; nothing may be added.
+        """
+        overdue = list(islice(takewhile(self.is_overdue, self._longest_first), max_overdue))
+        yield from overdue
+        were_first = set(overdue)
+        for priority in sorted(self._by_priority):
+            tenants = self._by_priority[priority]
+            for tenant in sorted(tenants, key=lambda name: (self.shares.served(name), _by_arrival(tenants[name][0]))):
+                for choice in tuple(tenants[tenant]):
+                    if choice not in were_first:
+                        yield choice
 
     def is_overdue(self, choice: Choice) -> bool:
         """Whether one that waits has waited for too long."""
@@ -114,14 +120,6 @@ class WaitingQueue:
             self._load[tenant] = load
         else:
             del self._load[tenant]
-
-    def _in_order(self, max_overdue: int | None) -> Iterator[Choice]:
-        overdue = list(islice(takewhile(self.is_overdue, self._longest_first), max_overdue))
-        yield from overdue
-        for priority in sorted(self._by_priority):
-            tenants = self._by_priority[priority]
-            for tenant in sorted(tenants, key=lambda name: (self._shares.served(name), _by_arrival(tenants[name][0]))):
-                yield from (choice for choice in tenants[tenant] if choice not in overdue)
 
     def __iter__(self) -> Iterator[Choice]:
         """Longest waiting first."""

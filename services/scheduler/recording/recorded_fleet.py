@@ -79,10 +79,25 @@ class RecordedFleet(Fleet):
         self._record(Unpin(name), super().unpin, name)
 
     def schedule(self, executor_id: InstanceId) -> StepPlan | None:
-        return self._record(Schedule(executor_id), super().schedule, executor_id)
+        """As the fleet does; recorded unless nothing was there, came or was planned. An idle executor is asked after
+        every message, and most of a long recording would be that."""
+        call = Schedule(executor_id)
+        was_idle = self._is_idle(executor_id)
+        try:
+            plan = super().schedule(executor_id)
+        except Exception as error:
+            self._recording.raised(call, error)
+            raise
+        if plan is not None or not was_idle or not self._is_idle(executor_id):
+            self._recording.returned(call, plan)
+        return plan
 
     def apply(self, executor_id: InstanceId, result: StepResult) -> list[Event]:
         return self._record(Apply.of(executor_id, result), super().apply, executor_id, result)
+
+    def _is_idle(self, executor_id: InstanceId) -> bool:
+        scheduler = self.schedulers.get(executor_id)
+        return scheduler is not None and scheduler.is_empty
 
     def _record(self, call: Call, make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What the call returns, after it was recorded with that, or with what it raised."""

@@ -69,7 +69,7 @@ def _executor(executor_id: InstanceId, scheduler: Scheduler) -> ExecutorQueues:
         num_cached_blocks=scheduler.blocks.num_cached_blocks,
         num_pinned_blocks=scheduler.pins.num_blocks,
         running=[_view(choice) for choice in scheduler.running],
-        waiting=[_view(choice) for choice in scheduler.waiting.first(len(scheduler.waiting))],
+        waiting=[_view(choice) for choice in scheduler.waiting.in_order()],
     )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -138,6 +139,7 @@ def _positive(text: str) -> float:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends like any other program
     try:
         main()
     except KeyboardInterrupt:

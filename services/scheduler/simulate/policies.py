@@ -7,7 +7,6 @@ from typing import Final
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import policy as core_policy
-from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.fairness import FairShares
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.placement import Placement, SoonestPlacement
@@ -15,6 +14,9 @@ from services.scheduler.core.prefix_cache import ChainedPrefixCache, NoPrefixCac
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from shared.messages import ExecutorCapacity
+
+_MAX_PLAN_BYTES: Final = 1 << 20
+"""What a NATS server takes unless told otherwise."""
 
 
 def share_in_order(needs: Sequence[int], budget: int, max_chunk_tokens: int) -> list[int]:
@@ -57,18 +59,8 @@ class Policy:
         """A fleet without executors that schedules in this way."""
 
         def make_scheduler(capacity: ExecutorCapacity, shares: FairShares) -> Scheduler:
-            max_tokens = min(config.max_step_tokens or capacity.max_step_tokens, capacity.max_step_tokens)
-            limits = StepLimits(
-                max_tokens, config.max_chunk_tokens, config.target_itl_ms / 1000, max_slowdown=config.max_slowdown
-            )
-            return Scheduler(
-                capacity,
-                limits,
-                self.make_cache(),
-                shares,
-                max_wait_tokens=config.max_wait_tokens,
-                share_prompts=self.share_prompts,
-            )
+            settings = config.settings_for(capacity, max_plan_bytes=_MAX_PLAN_BYTES)
+            return settings.make_scheduler(capacity, shares, cache=self.make_cache(), share_prompts=self.share_prompts)
 
         return Fleet(make_scheduler, placement=self.make_placement(random))
 

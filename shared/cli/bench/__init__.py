@@ -2,6 +2,7 @@
 
 import click
 
+from shared.cli.bench.executor_command import executor_command
 from shared.cli.bench.load_command import load_command
 from shared.cli.bench.mesh_command import mesh_command
 from shared.cli.bench.scheduler_command import scheduler_command
@@ -14,8 +15,10 @@ def command(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         context.invoke(mesh_command)
         context.invoke(scheduler_command, arguments=())
+        context.invoke(executor_command, arguments=())
 
 
 command.add_command(mesh_command)
 command.add_command(scheduler_command)
+command.add_command(executor_command)
 command.add_command(load_command)

@@ -95,3 +95,14 @@ def test_wrong_arguments_are_named() -> None:
     for bad in (torch.zeros(4, 3).half(), torch.zeros(3, 4).t(), torch.zeros(4)):
         with pytest.raises(ValueError, match="weight must be"):
             pack(bad)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 17])
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_bfloat16_is_the_product_with_rounded_weights(num_tokens: int, rows: int, columns: int) -> None:
+    x, weight, bias = tensors(num_tokens, rows, columns)
+    rounded = weight.bfloat16().float()
+    packed = pack(weight, torch.bfloat16)
+    assert torch.equal(linear(x, packed, bias), linear(x, pack(rounded), bias))
+    ids = torch.tensor([0, rows - 1, rows // 2])
+    assert torch.equal(weight_rows(packed, ids), rounded[ids])

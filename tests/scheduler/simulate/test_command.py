@@ -1,6 +1,7 @@
 """`shoal simulate` and `shoal bench scheduler`, as people and programs call them."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -79,6 +80,20 @@ def test_the_benchmark_prints_milliseconds_by_number_of_requests() -> None:
     measured = json.loads(done.stdout)
     assert list(measured) == ["4", "16"]
     assert all(0 < milliseconds < 1000 for milliseconds in measured.values())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["simulate", *_SMALL], ["bench", "scheduler", "--steps", "4", "--running", "4"]], ids=lambda a: a[0]
+)
+def test_a_reader_that_has_seen_enough_ends_it_without_a_word(arguments: list[str]) -> None:
+    """As with `shoal simulate | head -1`."""
+    command = [sys.executable, "-m", "shared.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 128 + signal.SIGPIPE
 
 
 def test_the_benchmark_measures_steps_that_give_every_request_a_token() -> None:

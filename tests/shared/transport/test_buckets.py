@@ -3,7 +3,9 @@
 import uuid
 from collections.abc import AsyncIterator
 
+import nats
 import pytest
+from nats.js.errors import BucketNotFoundError
 
 from shared.errors import BucketUnavailable
 from shared.transport import Bucket, Transport
@@ -84,6 +86,23 @@ async def test_values_outlive_the_server(private_nats_server: NatsServer, name: 
     assert await other.bucket(name).entries() == {"a": b"1"}
     await transport.close()
     await other.close()
+
+
+async def test_reading_and_deleting_make_no_bucket(private_nats_server: NatsServer, name: str) -> None:
+    """So a mesh in which nothing is pinned leaves nothing on the server, and may do without the right to make it."""
+    private_nats_server.start()
+    transport = NatsTransport(private_nats_server.url, name="test")
+    await transport.connect()
+    bucket = transport.bucket(name)
+    assert await bucket.entries() == {}
+    await bucket.delete("a")
+    client = await nats.connect(private_nats_server.url)
+    with pytest.raises(BucketNotFoundError):
+        await client.jetstream().key_value(name)
+    await bucket.put("a", b"1")
+    await client.jetstream().key_value(name)
+    await client.close()
+    await transport.close()
 
 
 async def test_a_server_without_jetstream_is_named_as_the_reason(private_nats_server: NatsServer, name: str) -> None:
