@@ -65,7 +65,7 @@ def load_model(folder: Path, name: str, config: ExecutorConfig) -> LoadedModel:
     kv_cache: Cache
     model: Model
     with weights:
-        if formats.weights in ("float32", "bfloat16"):
+        if formats.weights == "float32" or formats.weights == "bfloat16":
             kv_cache = KVCache(model_config, capacity.num_blocks, capacity.block_size)
             model = build_model(model_config, weights, PagedAttention(table, model_config.head_dim**-0.5))
         else:

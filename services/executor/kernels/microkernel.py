@@ -22,7 +22,7 @@ LANES: Final = 16
 ROW_TILE: Final = 6
 """With four vectors of columns: 24 sums, 4 vectors of b and a factor fit the 32 registers of AVX-512."""
 
-Product = Callable[[Floats, int, int, Floats, int, int, int, Floats, int, int, int], None]
+Product = Callable[[Floats, int, int, Any, int, int, int, Floats, int, int, int], None]
 
 _FLOAT: Final = ir.FloatType()
 _INT: Final = ir.IntType(64)
