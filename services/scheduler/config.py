@@ -19,8 +19,8 @@ class SchedulerConfig(Config):
     max_step_tokens: int = setting(0, "most tokens computed in a step; 0 is what the executor allows", minimum=0)
     max_chunk_tokens: int = setting(256, "most tokens of one prompt computed in a step", minimum=1)
     target_itl_ms: float = setting(
-        0,
-        "time between two tokens of running outputs to keep while prompts are computed; 0: max_slowdown decides",
+        60,
+        "time between two tokens of running outputs that may be filled with prompts; more if max_slowdown allows it",
         minimum=0,
     )
     max_slowdown: float = setting(

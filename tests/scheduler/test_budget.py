@@ -69,3 +69,15 @@ def test_limits_that_leave_no_room_are_refused() -> None:
         StepLimits(0, 1)
     with pytest.raises(ValueError, match="must be given time"):
         StepLimits(1, 1, max_slowdown=1.0)
+
+
+def test_a_few_fast_outputs_leave_prompts_the_time_that_readers_do_not_mind() -> None:
+    limits = StepLimits(4096, 4096, target_step_s=0.06)
+    budgets = run(PromptBudget(limits), plain_s=0.004, token_s=0.0004)
+    assert budgets[-1] == pytest.approx(140, rel=0.1)
+
+
+def test_outputs_that_take_longer_than_the_target_by_themselves_are_slowed_down_no_more_than_allowed() -> None:
+    limits = StepLimits(4096, 4096, target_step_s=0.06)
+    budgets = run(PromptBudget(limits), plain_s=0.08, token_s=0.0004)
+    assert budgets[-1] == pytest.approx(200, rel=0.1)

@@ -1,7 +1,9 @@
 """How many tokens of prompts a step may compute beside running outputs, learned from how long steps took.
 
 A step that computes prompts takes longer, and every running output waits for it. The budget keeps such a step within a
-limit: a time, or a multiple of what a step without prompts takes. It follows the machine, and the length of contexts.
+limit: a time that readers do not mind, or a multiple of what a step without prompts takes if that is more. With the
+multiple alone, a few fast outputs would hold up all prompts that wait: half of the time would be theirs. The budget
+follows the machine, and the length of contexts.
 """
 
 from dataclasses import dataclass
@@ -26,8 +28,9 @@ class StepLimits:
     max_chunk_tokens: int
     """Tokens that one choice computes in a step: a longer prompt is computed in several."""
     target_step_s: float = 0.0
-    """Time that a step with prompts may take while outputs run; 0: `max_slowdown` times one without prompts."""
+    """Time that a step with prompts may take while outputs run."""
     max_slowdown: float = 2.0
+    """Such a step may also take so many times what one without prompts does, if that is more."""
     max_plan_bytes: int = 1 << 20
     """What the message that carries a plan may take."""
 
@@ -84,7 +87,7 @@ class PromptBudget:
         if token_s <= 0.0:
             return _FIRST_BUDGET
         plain_s = max(0.0, self._time - token_s * self._tokens) / self._weight
-        limit_s = self.limits.target_step_s or self.limits.max_slowdown * plain_s
+        limit_s = max(self.limits.target_step_s, self.limits.max_slowdown * plain_s)
         return max(_MIN_BUDGET, int(min((limit_s - plain_s) / token_s, _MAX_BUDGET)))
 
     def _token_seconds(self) -> float:
