@@ -4,8 +4,10 @@ import asyncio
 import importlib
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -16,6 +18,7 @@ from shared.cli.bench.load import Load, percentile, run
 from shared.cli.bench.load_command import base_url
 from shared.cli.bench.private_mesh import PrivateMesh
 from shared.errors import OperatorError
+from tests.cli.shoal import environ, shoal
 
 NUM_TOKENS = 4
 
@@ -138,23 +141,43 @@ def test_what_is_no_address_is_refused(typed: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["mesh"]])
-async def test_without_a_subcommand_a_mesh_of_its_own_is_measured_and_progress_is_shown(
+async def test_without_a_subcommand_a_mesh_and_two_services_alone_are_measured_and_progress_is_shown(
     server: Server, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     @contextmanager
     def mesh(_model: str) -> Iterator[PrivateMesh]:
         yield PrivateMesh(server.url, os.getpid(), 1.25)
 
+    def run_service(command: list[str], *, check: bool) -> subprocess.CompletedProcess[bytes]:
+        modules.append(command[2])
+        return subprocess.CompletedProcess(command, 0)
+
+    modules: list[str] = []
     module = importlib.import_module("shared.cli.bench.mesh_command")  # the package has a command of the same name
     monkeypatch.setattr(module, "private_mesh", mesh)
+    monkeypatch.setattr(subprocess, "run", run_service)
     result = await asyncio.to_thread(CliRunner().invoke, command, arguments, catch_exceptions=False)
     assert result.exit_code == 0
+    assert modules == ([] if arguments else ["services.scheduler.bench", "services.executor.bench"])
     assert result.stderr.splitlines() == [
         "Starting a mesh for smollm2-135m …",
         "It is ready after 1.2 s; warming up …",
         *(f"{2 * number} requests, {number} at once …" for number in (1, 8, 32)),
     ]
     assert "What a token costs" in result.stdout
+
+
+@pytest.mark.parametrize("service", ["scheduler", "executor"])
+def test_the_help_of_a_services_benchmark_is_its_own(service: str, tmp_path: Path) -> None:
+    result = shoal("bench", service, "--help", env=environ(tmp_path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"usage: shoal bench {service} ")
+
+
+def test_the_executors_benchmark_without_its_model_ends_with_a_sentence(tmp_path: Path) -> None:
+    result = shoal("bench", "executor", "--model", "nothing", env=environ(tmp_path))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("shoal: no model named nothing is in the store")
 
 
 def test_prompts_share_just_what_they_should() -> None:

@@ -1,15 +1,16 @@
 """The likeliest token of each row: the lowest id among those with the largest logit.
 
-Layout: logits [S, vocabulary] float32 contiguous, out [S] int64.
+Layout: logits [S, vocabulary] float32 contiguous, out [S] int64. Runs on one thread: a parallel loop would leave threads
+behind that wait for the next one by spinning, on cores that others compute on (a step of one row took 8 ms with such a
+thread, 4 ms without).
 """
 
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from services.executor.kernels.checks import check
-from services.executor.kernels.jit import Floats, Longs, inlined, kernel
+from services.executor.kernels.jit import Floats, Longs, inlined, single
 
 NOT_FINITE = -1
 """Stands for the token of a row that holds a NaN or an infinity."""
@@ -59,7 +60,7 @@ def _likeliest(row: Floats) -> int:
     return token_id
 
 
-@kernel
+@single
 def _argmax(logits: Floats, out: Longs) -> None:
-    for row in prange(len(logits)):
+    for row in range(len(logits)):
         out[row] = _likeliest(logits[row])

@@ -38,6 +38,8 @@ _STEP: Final = 3 * _LINE
 _MUTEX: Final = 4 * _LINE
 _CONDITION: Final = 6 * _LINE
 _COUNTERS: Final = 8 * _LINE
+_CORES: Final = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+"""Those that this process may use; empty where nobody can say."""
 _IS_X86: Final = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
@@ -157,16 +159,13 @@ class Team:
             _dismiss(self._memory)
 
     def _start(self) -> None:
-        """Start the helpers. If there is a thread for each core, each gets its own: where they would wake is else
-        anybody's guess, and two on one core are slower than one."""
+        """Start the helpers. If there is a thread for each core, each helper keeps to one of its own: where it would
+        wake is else anybody's guess, and two threads on one core are slower than one. The leader takes what is left."""
         nice = os.nice(0)
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-        owns_cores = len(cores) == self.num_threads
-        if owns_cores:
-            os.sched_setaffinity(0, {cores[0]})
+        owns_cores = len(_CORES) == self.num_threads
         for number in range(1, self.num_threads):
             # Nothing in a helper refers to the team, so that a team nobody uses ends its helpers.
-            core = cores[number] if owns_cores else None
+            core = _CORES[number] if owns_cores else None
             arguments = (self._serve, self._memory, number, self._arguments, nice, core)
             thread = threading.Thread(target=_help, args=arguments, name=f"compute-{number}", daemon=True)
             thread.start()
