@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from services.executor.kernels.jit import Longs, single
-from services.executor.kernels.team import Team, Words, await_step, barrier, begin, claim, run_length
+from services.executor.kernels.team import Team, Words, barrier, claim, first_step, next_step, run_length
 from services.executor.memory import untouched
 
 PIECE: Final = 2048
@@ -29,7 +29,7 @@ class MemoryReader:
         numbers = np.frombuffer(untouched(self.num_bytes), np.int64)
         numbers[:] = 1
         self._sums = np.zeros((num_threads, _LINE), np.int64)
-        self._team = Team(_lead, _serve, (numbers, self._sums), num_threads=num_threads, num_phases=1)
+        self._team = Team(_read, (numbers, self._sums), num_threads=num_threads, num_phases=1)
 
     def seconds_per_byte(self) -> float:
         """The median of several readings."""
@@ -66,14 +66,8 @@ def _read_share(team: Words, thread: int, numbers: Longs, sums: Longs) -> None:
 
 
 @single
-def _lead(team: Words, numbers: Longs, sums: Longs) -> None:
-    begin(team)
-    _read_share(team, 0, numbers, sums)
-
-
-@single
-def _serve(team: Words, thread: int, numbers: Longs, sums: Longs) -> None:
-    step = await_step(team, 0)
+def _read(team: Words, thread: int, numbers: Longs, sums: Longs) -> None:
+    step = first_step(team, thread)
     while step >= 0:
         _read_share(team, thread, numbers, sums)
-        step = await_step(team, step)
+        step = next_step(team, thread, step)

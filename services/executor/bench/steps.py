@@ -13,7 +13,6 @@ from torch import Tensor
 
 from services.executor.batch import ForwardBatch
 from services.executor.factory import LoadedModel
-from services.executor.kernels.team import Team
 from services.executor.model_runner import ModelRunner
 from services.executor.models.integer import IntegerModel
 from services.executor.sampler import sample
@@ -202,10 +201,6 @@ class _TimedModel:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
-        self._team: _TimedTeam | None = None
-        if isinstance(loaded.model, IntegerModel):
-            self._team = _TimedTeam(loaded.model._team)
-            loaded.model._team = self._team  # type: ignore[assignment]  # the one seam that the model does not offer
 
     def __call__(self, batch: ForwardBatch, kv_cache: Any) -> Tensor:
         """What the model says."""
@@ -214,29 +209,10 @@ class _TimedModel:
 
     def take_compiled(self) -> tuple[float, dict[str, float]]:
         """Seconds of the last compiled call, and the share of each kind of phase in it."""
-        assert self._team is not None
         assert isinstance(self._model, IntegerModel)
-        return self._team.seconds, self._model.take_shares()
+        return self._model.seconds, self._model.take_shares()
 
     def close(self) -> None:
         """End its threads."""
-        if self._team is not None:
-            self._team.close()
-
-
-class _TimedTeam:
-    """A team of threads that knows how long its last step took."""
-
-    def __init__(self, team: Team) -> None:
-        self.seconds = 0.0
-        self._team = team
-
-    def run(self) -> None:
-        """Carry out one step."""
-        started = time.perf_counter()
-        self._team.run()
-        self.seconds = time.perf_counter() - started
-
-    def close(self) -> None:
-        """End the threads."""
-        self._team.close()
+        if isinstance(self._model, IntegerModel):
+            self._model.close()

@@ -25,7 +25,7 @@ from services.executor.kernels.grouped_linear import panel_product, unpack_row
 from services.executor.kernels.jit import single
 from services.executor.kernels.memory import cycles
 from services.executor.kernels.quantize import add_row, normalize_row, quantize_row, silu_mul_group
-from services.executor.kernels.team import Words, await_step, barrier, begin, claim, run_length
+from services.executor.kernels.team import Words, barrier, claim, first_step, next_step, run_length
 
 NUM_PHASES_PER_LAYER: Final = 9
 
@@ -163,8 +163,8 @@ def _feed_forward(
     _end_phase(team, thread, 6, work)
 
 
-def _make_decoder(kind: Kind) -> tuple[Any, Any]:
-    """`lead` and `serve` of a team, for one kind of cache."""
+def _make_decoder(kind: Kind) -> Any:
+    """The kernel of a team, for one kind of cache."""
     rotate_and_store, attend = make_attention(kind)
 
     @single
@@ -207,19 +207,14 @@ def _make_decoder(kind: Kind) -> tuple[Any, Any]:
         _end_phase(team, thread, 7, work)
 
     @single
-    def lead(team: Words, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
-        begin(team)
-        take_part(team, 0, parts, layers, shape, inputs, work)
-
-    @single
-    def serve(team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
-        step = await_step(team, 0)
+    def decode(team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
+        step = first_step(team, thread)
         while step >= 0:
             take_part(team, thread, parts, layers, shape, inputs, work)
-            step = await_step(team, step)
+            step = next_step(team, thread, step)
 
-    return lead, serve
+    return decode
 
 
-lead_int8, serve_int8 = _make_decoder("int8")
-lead_float32, serve_float32 = _make_decoder("float32")
+decode_int8 = _make_decoder("int8")
+decode_float32 = _make_decoder("float32")

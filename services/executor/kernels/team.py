@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -83,21 +84,27 @@ def barrier(team: Words) -> None:
 
 
 @single
-def begin(team: Words) -> None:
-    """Wake the helpers for one more step. Called by the leader, which takes part itself."""
-    num_threads = team[0]
+def first_step(team: Words, thread: int) -> Any:
+    """The number of the step that begins: the leader, thread 0, wakes the helpers for it, and they sleep until then.
+
+    Less than 0 tells to leave.
+    """
+    if thread > 0:
+        return next_step(team, thread, 0)
     team[64:] = 0
-    if num_threads > 1:
-        address = team.ctypes.data
-        _mutex_lock(address + 8 * 32)
-        team[24] += 1
-        _condition_broadcast(address + 8 * 48)
-        _mutex_unlock(address + 8 * 32)
+    address = team.ctypes.data
+    _mutex_lock(address + 8 * 32)
+    team[24] += 1
+    _condition_broadcast(address + 8 * 48)
+    _mutex_unlock(address + 8 * 32)
+    return team[24]
 
 
 @single
-def await_step(team: Words, seen: int) -> Any:
-    """Sleep until a step after number `seen` begins; its number, or less than 0 to leave. Called by helpers."""
+def next_step(team: Words, thread: int, seen: int) -> Any:
+    """The step after number `seen`, once it begins; less than 0 for the leader, who returns after each, or to leave."""
+    if thread == 0:
+        return -1
     address = team.ctypes.data
     _mutex_lock(address + 8 * 32)
     while _read(team, 24) == seen:
@@ -108,29 +115,28 @@ def await_step(team: Words, seen: int) -> Any:
 
 
 class Team:
-    """Threads for one kernel. `lead` and `serve` are compiled functions that release Python's lock:
+    """Threads for one kernel, a compiled function that releases Python's lock: `kernel(team, thread, *arguments)`.
 
-    `lead(team, *arguments)` begins a step and takes part in it as thread 0; `serve(team, thread, *arguments)` takes
-    part in every step until it is told to leave. The arguments are arrays that stay the same over all steps; what
-    differs from step to step is written into them. The last phase of a step ends with a barrier.
+        step = first_step(team, thread)
+        while step >= 0:
+            … phases, a barrier after each …
+            step = next_step(team, thread, step)
+
+    So the leader takes part in one step, and a helper in every step until it is told to leave. The arguments are arrays
+    that stay the same over all steps; what differs from step to step is written into them.
     """
 
     def __init__(
-        self,
-        lead: Callable[..., None],
-        serve: Callable[..., None],
-        arguments: tuple[Any, ...],
-        *,
-        num_threads: int,
-        num_phases: int,
+        self, kernel: Callable[..., None], arguments: tuple[Any, ...], *, num_threads: int, num_phases: int
     ) -> None:
         """`num_phases` is the largest number of phases that a step has."""
         self._memory = np.zeros(_COUNTERS + _LINE * num_phases, np.int64)
         self._memory[_NUM_THREADS] = num_threads
-        self._lead = lead
-        self._serve = serve
+        self._kernel = kernel
         self._arguments = arguments
         self._threads: list[threading.Thread] = []
+        self.seconds = 0.0
+        """What the last step took."""
         self._nice = 0
         _initialize(self._memory)
 
@@ -143,7 +149,9 @@ class Team:
         """Carry out one step. Helpers start with the first one and are as nice as whoever calls it."""
         if not self._threads and self.num_threads > 1:
             self._start()
-        self._lead(self._memory, *self._arguments)
+        started = time.perf_counter()
+        self._kernel(self._memory, 0, *self._arguments)
+        self.seconds = time.perf_counter() - started
 
     def close(self) -> None:
         """End the helpers; nothing if there are none."""
@@ -166,21 +174,21 @@ class Team:
         for number in range(1, self.num_threads):
             # Nothing in a helper refers to the team, so that a team nobody uses ends its helpers.
             core = _CORES[number] if owns_cores else None
-            arguments = (self._serve, self._memory, number, self._arguments, nice, core)
+            arguments = (self._kernel, self._memory, number, self._arguments, nice, core)
             thread = threading.Thread(target=_help, args=arguments, name=f"compute-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
 
 def _help(
-    serve: Callable[..., None], memory: Words, number: int, arguments: tuple[Any, ...], nice: int, core: int | None
+    kernel: Callable[..., None], memory: Words, number: int, arguments: tuple[Any, ...], nice: int, core: int | None
 ) -> None:
     """What a helper does: on Linux, priorities and cores are each thread's own."""
     if core is not None:
         os.sched_setaffinity(0, {core})
     if (more := nice - os.nice(0)) > 0:
         os.nice(more)
-    serve(memory, number, *arguments)
+    kernel(memory, number, *arguments)
 
 
 _mutex_init: Any = types.ExternalFunction("pthread_mutex_init", types.int32(types.intp, types.intp))

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from services.executor.batch import ForwardBatch
-from services.executor.kernels.decoder import (
-    NUM_PHASES_PER_LAYER,
-    lead_float32,
-    lead_int8,
-    serve_float32,
-    serve_int8,
-)
+from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER, decode_float32, decode_int8
 from services.executor.kernels.decoder_attention import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
 from services.executor.kernels.grouped_linear import PANEL, Bits, pack
@@ -35,7 +29,7 @@ from shared.models.config import ModelConfig
 Format = Literal["stored", "int4", "int8"]
 """Groups of 4 or 8 bits as they are stored, all else in 8; layers in 4 bits; everything in 8 bits."""
 
-_KERNELS: Final = {"int8": (lead_int8, serve_int8), "float32": (lead_float32, serve_float32)}
+_KERNELS: Final = {"int8": decode_int8, "float32": decode_float32}
 _TOKENS_AT_ONCE: Final = 48
 """In the phase of gate and up."""
 _PADDED: Final = 64
@@ -79,10 +73,8 @@ class IntegerModel:
         self._inputs = _make_inputs(capacity)
         self._work = _make_work(capacity, shape, num_threads)
         arguments = (_load_parts(loader, config, table), layers, shape, self._inputs, self._work)
-        lead, serve = _KERNELS[cache.kind]
         self._team = Team(
-            lead,
-            serve,
+            _KERNELS[cache.kind],
             arguments,
             num_threads=num_threads,
             num_phases=NUM_PHASES_PER_LAYER * config.num_layers + 3,
@@ -103,6 +95,11 @@ class IntegerModel:
         inputs.counts[:] = num_tokens, num_pieces, num_logits
         self._team.run()
         return torch.from_numpy(self._work.logits[:num_logits, : self._vocab_size])
+
+    @property
+    def seconds(self) -> float:
+        """What the compiled call of the last step took."""
+        return self._team.seconds
 
     def take_shares(self) -> dict[str, float]:
         """What share of the time of steps each kind of phase took since this was asked last."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from services.executor.kernels.jit import Longs, single
-from services.executor.kernels.team import Team, Words, await_step, barrier, begin, claim
+from services.executor.kernels.team import Team, Words, barrier, claim, first_step, next_step
 
 NUM_PHASES, NUM_PIECES = 50, 7
 
@@ -25,19 +25,12 @@ def _take_part(team: Words, thread: int, counts: Longs, errors: Longs) -> None:
 
 
 @single
-def lead(team: Words, counts: Longs, errors: Longs) -> None:
-    """One step."""
-    begin(team)
-    _take_part(team, 0, counts, errors)
-
-
-@single
-def serve(team: Words, thread: int, counts: Longs, errors: Longs) -> None:
-    """All steps."""
-    step = await_step(team, 0)
+def kernel(team: Words, thread: int, counts: Longs, errors: Longs) -> None:
+    """As `Team` wants it."""
+    step = first_step(team, thread)
     while step >= 0:
         _take_part(team, thread, counts, errors)
-        step = await_step(team, step)
+        step = next_step(team, thread, step)
 
 
 @pytest.fixture
@@ -48,7 +41,7 @@ def counts() -> Longs:
 @pytest.fixture(params=[1, 2, 3])
 def team(request: pytest.FixtureRequest, counts: Longs) -> Iterator[Team]:
     errors = np.zeros(1, np.int64)
-    team = Team(lead, serve, (counts, errors), num_threads=request.param, num_phases=NUM_PHASES)
+    team = Team(kernel, (counts, errors), num_threads=request.param, num_phases=NUM_PHASES)
     yield team
     team.close()
     assert errors[0] == 0
@@ -71,7 +64,7 @@ def test_helpers_end_with_the_team_and_it_may_go_on(team: Team, counts: Longs) -
 
 
 def test_a_team_that_nobody_uses_any_more_ends_its_helpers(counts: Longs) -> None:
-    team = Team(lead, serve, (counts, np.zeros(1, np.int64)), num_threads=2, num_phases=NUM_PHASES)
+    team = Team(kernel, (counts, np.zeros(1, np.int64)), num_threads=2, num_phases=NUM_PHASES)
     team.run()
     (helper,) = (thread for thread in threading.enumerate() if thread.name == "compute-1")
     del team
