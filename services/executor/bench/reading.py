@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from services.executor.kernels.jit import Longs, single
+from services.executor.kernels.jit import Longs, nested, single
 from services.executor.kernels.team import Team, Words, barrier, claim, first_step, next_step, run_length
 from services.executor.memory import untouched
 
@@ -50,7 +50,7 @@ class MemoryReader:
         return seconds
 
 
-@single
+@nested
 def _read_share(team: Words, thread: int, numbers: Longs, sums: Longs) -> None:
     num_pieces = len(numbers) // PIECE
     run = run_length(team, num_pieces)

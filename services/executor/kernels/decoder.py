@@ -22,7 +22,7 @@ from services.executor.kernels.cached_attention import Kind
 from services.executor.kernels.decoder_attention import make_attention
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
 from services.executor.kernels.grouped_linear import panel_product, unpack_row
-from services.executor.kernels.jit import single
+from services.executor.kernels.jit import nested, single
 from services.executor.kernels.memory import cycles
 from services.executor.kernels.quantize import add_row, normalize_row, quantize_row, silu_mul_group
 from services.executor.kernels.team import Words, barrier, claim, first_step, next_step, run_length
@@ -30,7 +30,7 @@ from services.executor.kernels.team import Words, barrier, claim, first_step, ne
 NUM_PHASES_PER_LAYER: Final = 9
 
 
-@single
+@nested
 def _end_phase(team: Words, thread: int, kind: int, work: Work) -> None:
     """Wait for the others, and note how long a phase took, by its place in PHASES."""
     barrier(team)
@@ -40,7 +40,7 @@ def _end_phase(team: Words, thread: int, kind: int, work: Work) -> None:
         work.spent[8] = now
 
 
-@single
+@nested
 def _embed(team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work) -> None:
     weight = parts.embedding[0]
     row_bytes = shape.hidden_groups * 128
@@ -51,7 +51,7 @@ def _embed(team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, 
         row = claim(team, phase)
 
 
-@single
+@nested
 def _normalize(
     team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work, norm: int, adds: bool
 ) -> None:
@@ -67,7 +67,7 @@ def _normalize(
         row = claim(team, phase)
 
 
-@single
+@nested
 def _multiply(
     team: Words, phase: int, weight: Any, ints: int, steps: int, num_groups: int, out: int, width: int, num_tokens: int
 ) -> None:
@@ -85,7 +85,7 @@ def _multiply(
         first = claim(team, phase) * run
 
 
-@single
+@nested
 def _gate_and_up(team: Words, phase: int, thread: int, weight: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
     """silu(gate) · up as bytes, a group of them for 48 tokens at a time: their numbers stay in the first cache."""
     groups, num_tokens = shape.intermediate_groups, inputs.counts[0]
@@ -99,7 +99,7 @@ def _gate_and_up(team: Words, phase: int, thread: int, weight: Any, shape: Shape
         start = claim(team, phase) * run
 
 
-@single
+@nested
 def _gate_and_up_of(first: int, count: int, group: int, scratch: int, weight: Any, shape: Shape, work: Work) -> None:
     """One group of 32 numbers, for `count` tokens from `first` on."""
     groups, hidden_groups = shape.intermediate_groups, shape.hidden_groups
@@ -118,7 +118,7 @@ def _gate_and_up_of(first: int, count: int, group: int, scratch: int, weight: An
         silu_mul_group(gate, gate + 128, group, middle_ints, middle_steps)
 
 
-@single
+@nested
 def _quantize_attended(team: Words, phase: int, shape: Shape, inputs: Inputs, work: Work) -> None:
     groups = shape.num_heads * shape.head_dim // 32
     row = claim(team, phase)
@@ -128,7 +128,7 @@ def _quantize_attended(team: Words, phase: int, shape: Shape, inputs: Inputs, wo
         row = claim(team, phase)
 
 
-@single
+@nested
 def _gather(team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work) -> None:
     """The rows whose logits are wanted, close together: residual, last addition, final norm, bytes."""
     groups = shape.hidden_groups
@@ -142,7 +142,7 @@ def _gather(team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs,
         number = claim(team, phase)
 
 
-@single
+@nested
 def _feed_forward(
     team: Words, phase: int, thread: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, work: Work
 ) -> None:
@@ -163,11 +163,11 @@ def _feed_forward(
     _end_phase(team, thread, 6, work)
 
 
-def _make_decoder(kind: Kind) -> Any:
-    """The kernel of a team, for one kind of cache."""
+def _make_take_part(kind: Kind) -> Any:
+    """What each thread does in a step, for one kind of cache."""
     rotate_and_store, attend = make_attention(kind)
 
-    @single
+    @nested
     def take_part(
         team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
@@ -206,15 +206,28 @@ def _make_decoder(kind: Kind) -> Any:
         )
         _end_phase(team, thread, 7, work)
 
-    @single
-    def decode(team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
-        step = first_step(team, thread)
-        while step >= 0:
-            take_part(team, thread, parts, layers, shape, inputs, work)
-            step = next_step(team, thread, step)
-
-    return decode
+    return take_part
 
 
-decode_int8 = _make_decoder("int8")
-decode_float32 = _make_decoder("float32")
+_take_part_int8 = _make_take_part("int8")
+_take_part_float32 = _make_take_part("float32")
+
+
+@single
+def decode_int8(team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
+    """The kernel of a team, for a cache in int8."""
+    step = first_step(team, thread)
+    while step >= 0:
+        _take_part_int8(team, thread, parts, layers, shape, inputs, work)
+        step = next_step(team, thread, step)
+
+
+@single
+def decode_float32(
+    team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work
+) -> None:
+    """The kernel of a team, for a cache in float32."""
+    step = first_step(team, thread)
+    while step >= 0:
+        _take_part_float32(team, thread, parts, layers, shape, inputs, work)
+        step = next_step(team, thread, step)

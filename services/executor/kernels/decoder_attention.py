@@ -24,7 +24,7 @@ from services.executor.kernels.cached_attention import (
     weigh,
 )
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
-from services.executor.kernels.jit import Floats, single
+from services.executor.kernels.jit import Floats, nested
 from services.executor.kernels.memory import load_float, store_float
 from services.executor.kernels.team import Words, claim
 
@@ -37,7 +37,7 @@ def piece_bytes(rows: int, head_dim: int, max_tokens: int) -> int:
     return rows * (head_dim * 8 + 16 + 4 * (max_tokens + 16))
 
 
-@single
+@nested
 def _normalize_head(x: int, weight: int, head_dim: int, facts: Floats) -> None:
     """RMS norm of one head in place: the squares in order."""
     total = np.float32(0)
@@ -49,7 +49,7 @@ def _normalize_head(x: int, weight: int, head_dim: int, facts: Floats) -> None:
         store_float(x + 4 * i, load_float(x + 4 * i) * factor * load_float(weight + 4 * i))
 
 
-@single
+@nested
 def _rotate_short(x: int, cos: int, sin: int, half: int) -> None:
     """`rotate_head` for heads whose halves are no whole vectors."""
     for i in range(half):
@@ -59,7 +59,7 @@ def _rotate_short(x: int, cos: int, sin: int, half: int) -> None:
         store_float(x + 4 * (half + i), b * c + a * s)
 
 
-@single
+@nested
 def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs) -> None:
     """Norms, where the family has them, and rotary embedding of one token's q and k."""
     half = shape.head_dim // 2
@@ -86,11 +86,11 @@ def _make_layout(kind: Kind) -> tuple[Any, Any]:
     """Where records are, and the values in them: `cached_attention.record_bytes`, for kernels."""
     item, steps = (1, 64) if kind == "int8" else (4, 0)
 
-    @single
+    @nested
     def values_offset(shape: Shape) -> int:
         return 16 * shape.head_dim * item + steps
 
-    @single
+    @nested
     def record_of(layer: Any, shape: Shape, block: int, head: int, offset: int) -> Any:
         number = (block * shape.num_kv_heads + head) * (shape.block_size // 16) + offset // 16
         return layer.cache + number * 2 * values_offset(shape)
@@ -102,7 +102,7 @@ def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> An
     store_key = store_key_int8 if kind == "int8" else store_key_float32
     store_value = store_value_int8 if kind == "int8" else store_value_float32
 
-    @single
+    @nested
     def rotate_and_store(
         team: Words, phase: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
@@ -127,7 +127,7 @@ def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> An
 def _make_score(kind: Kind) -> Any:
     score_few, item = make_score(kind), 1 if kind == "int8" else 4
 
-    @single
+    @nested
     def score(taken: int, facts: int, record: int, vectors: int, out: int, stride: int, rows: int) -> None:
         """16 scores of any number of queries."""
         for row in range(0, rows, 6):
@@ -140,7 +140,7 @@ def _make_score(kind: Kind) -> Any:
 def _make_add_values(kind: Kind) -> Any:
     add_wide, add_narrow, item = make_add_values(kind, 4), make_add_values(kind, 1), 1 if kind == "int8" else 4
 
-    @single
+    @nested
     def add_values(weights: int, stride: int, values: int, vectors: int, sums: int, rows: int, num_tokens: int) -> None:
         """A record's values, weighted, to the sums of any number of queries."""
         for row in range(0, rows, 6):
@@ -161,7 +161,7 @@ def _make_add_values(kind: Kind) -> Any:
 def _make_take_queries(kind: Kind) -> Any:
     take_query, item = (take_query_int8, 1) if kind == "int8" else (take_query_float32, 4)
 
-    @single
+    @nested
     def take_queries(
         taken: int, facts: int, sums: int, first: int, rows: int, head: int, parts: Parts, shape: Shape, work: Work
     ) -> None:
@@ -182,7 +182,7 @@ def _make_attend(kind: Kind, record_of: Any, values_offset: Any) -> Any:
     take_queries, score, add_values = _make_take_queries(kind), _make_score(kind), _make_add_values(kind)
     is_int8 = kind == "int8"
 
-    @single
+    @nested
     def attend(
         team: Words, phase: int, thread: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.executor.kernels.jit import single
+from services.executor.kernels.jit import nested
 from services.executor.kernels.memory import load_byte, load_half, store_float
 from services.executor.kernels.quantize import GROUP, STEP_BYTES
 from services.executor.kernels.vectors import Vectors, kernel_part
@@ -163,7 +163,7 @@ def _weights(v: Vectors, record: Any, pair: int, bits: Bits) -> list[list[Any]]:
 _tile_4, _tile_8 = _make_tile(4), _make_tile(8)
 
 
-@single
+@nested
 def panel_product(
     x: int, steps: int, weight: int, bits: int, num_groups: int, panel: int, out: int, out_stride: int, num_tokens: int
 ) -> None:
@@ -180,7 +180,7 @@ def panel_product(
         done += count
 
 
-@single
+@nested
 def unpack_row(weight: int, bits: int, num_groups: int, row: int, out: int) -> None:
     """For kernels: one row of a weight as float32, such as a token's embedding."""
     lane, half, quarter = row % 32, row % 32 // 16, row % 16 * 4

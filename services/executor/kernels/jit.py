@@ -71,6 +71,13 @@ def single(function: Callable[P, R]) -> Callable[P, R]:
     return compiled
 
 
+def nested(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function into each kernel that calls it, as a function of its own. Only what Python calls is kept on
+    disk; and what Python calls must be no closure, else it is never found there."""
+    compiled: Callable[P, R] = numba.njit(nogil=True, error_model="numpy")(function)
+    return compiled
+
+
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function into each kernel that calls it."""
     compiled: Callable[P, R] = numba.njit(inline="always", error_model="numpy")(function)

@@ -25,7 +25,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from services.executor.kernels.jit import single
+from services.executor.kernels.jit import nested, single
 
 Words = npt.NDArray[np.int64]
 
@@ -44,13 +44,13 @@ _CORES: Final = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinit
 _IS_X86: Final = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
-@single
+@nested
 def claim(team: Words, phase: int) -> Any:
     """The next piece of a phase, counted from 0; the caller knows how many there are."""
     return _fetch_add(team, 64 + 8 * phase, 1)
 
 
-@single
+@nested
 def run_length(team: Words, num_pieces: int) -> Any:
     """How many neighbouring pieces to claim at once, so that each thread claims about eight times in a phase.
 
@@ -59,7 +59,7 @@ def run_length(team: Words, num_pieces: int) -> Any:
     return max(1, num_pieces // (8 * team[0]))
 
 
-@single
+@nested
 def barrier(team: Words) -> None:
     """Return when every thread of the team is here; what each wrote before is seen by all.
 
@@ -83,7 +83,7 @@ def barrier(team: Words) -> None:
             _sched_yield()
 
 
-@single
+@nested
 def first_step(team: Words, thread: int) -> Any:
     """The number of the step that begins: the leader, thread 0, wakes the helpers for it, and they sleep until then.
 
@@ -100,7 +100,7 @@ def first_step(team: Words, thread: int) -> Any:
     return team[24]
 
 
-@single
+@nested
 def next_step(team: Words, thread: int, seen: int) -> Any:
     """The step after number `seen`, once it begins; less than 0 for the leader, who returns after each, or to leave."""
     if thread == 0:
