@@ -120,4 +120,4 @@ def test_bench_without_a_subcommand_measures_the_scheduler_too(monkeypatch: pyte
     monkeypatch.setattr(subprocess, "run", note)
     result = CliRunner().invoke(bench_group.command, [])
     assert result.exit_code == 0, result.output
-    assert measured == ["mesh", "services.scheduler.bench"]
+    assert measured == ["mesh", "services.scheduler.bench", "services.executor.bench"]
