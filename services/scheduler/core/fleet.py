@@ -318,6 +318,8 @@ class Fleet:
 
     def _forget_ended(self, events: list[Event]) -> list[Event]:
         """The events that concern clients; what has ended is forgotten, and prefixes that were computed are held."""
+        if not self._pins.is_making and RequestEnded not in map(type, events):
+            return events  # nearly every step
         told = []
         for event in events:
             request_id = event.request.request_id if isinstance(event, RequestEnded) else event.request_id

@@ -33,6 +33,11 @@ class FleetPins:
         self._making: dict[RequestId, _Making] = {}
         self._num_requests = 0
 
+    @property
+    def is_making(self) -> bool:
+        """Whether a prefix is being computed."""
+        return bool(self._making)
+
     def __contains__(self, request_id: object) -> bool:
         """Whether a request computes a prefix, for nobody else."""
         return request_id in self._making

@@ -107,6 +107,26 @@ class PlanBuilder:
         choice.num_computed_tokens += num_tokens
         self._charge(choice)
 
+    def compute_output(self, choice: Choice, new_blocks: list[BlockId]) -> None:
+        """`compute` for one token that is sampled: what nearly every row of a busy step is."""
+        assert choice.slot is not None
+        slots = self._slots
+        self._sampled_rows.append(len(slots))
+        self.sampled.append(choice)
+        choice.num_in_flight += 1
+        slots.append(choice.slot)
+        num_computed = choice.num_computed_tokens
+        self._starts.append(num_computed)
+        self._counts.append(1)
+        self._num_new_blocks.append(len(new_blocks))
+        if new_blocks:
+            self._new_block_ids.extend(new_blocks)
+        self.num_tokens += 1
+        self.num_bytes += ROW_BYTES
+        choice.num_computed_tokens = num_computed + 1
+        if num_computed >= choice.num_tokens_charged:
+            self._charge(choice)
+
     def _charge(self, choice: Choice) -> None:
         """Count what is computed for the first time."""
         num_computed = choice.num_computed_tokens

@@ -165,16 +165,13 @@ class Scheduler:
         failures = {failure.row: failure.reason for failure in result.failures}
         logprobs = result.logprobs or (None,) * len(step.sampled)
         events: list[Event] = []
-        for row, choice in enumerate(step.sampled):
+        for row, (choice, token_id) in enumerate(zip(step.sampled, result.token_ids, strict=True)):
             choice.num_in_flight -= 1
-            if row in failures:
+            if failures and row in failures:
                 self.blocks.spoil(choice)
-            if choice.is_finished:
-                continue
-            if row in failures:
                 events += self.end(choice.request, Outcome.FAILED, failures[row])
-            else:
-                events += self._append(choice, result.token_ids[row], logprobs[row])
+            elif choice.state is not ChoiceState.FINISHED:
+                events += self._append(choice, token_id, logprobs[row])
         return events
 
     @property
@@ -222,19 +219,21 @@ class Scheduler:
     def _continue_running(self, step: PlanBuilder) -> list[Choice]:
         """Let every output go on by a token; the last in order gives way when blocks are short. Returns the others:
         those that have prompts, or outputs, to compute before they can sample."""
-        running = self.running
         prompts = []
-        for choice in tuple(running):
+        block_size = self.capacity.block_size
+        no_blocks: list[BlockId] = []
+        for choice in tuple(self.running):
             if choice.state is not ChoiceState.RUNNING:
                 break  # gave way to those before it, as did all after it
             need = choice.num_tokens_to_compute
             if need > 1:
                 prompts.append(choice)
             elif need == 1:
-                new_blocks = self._grow(choice)
+                has_room = choice.num_computed_tokens < len(choice.block_table) * block_size
+                new_blocks = no_blocks if has_room else self._grow(choice)
                 if new_blocks is None:
                     break
-                step.compute(choice, 1, new_blocks, samples=True)
+                step.compute_output(choice, new_blocks)
         step.num_output_rows = step.num_tokens
         return [choice for choice in prompts if choice.state is ChoiceState.RUNNING]
 
