@@ -27,7 +27,7 @@ class SchedulerConfig(Config):
         2.0, "how much longer a step may take when it computes prompts beside outputs", minimum=1.01, maximum=1000
     )
     delivery_interval_ms: float = setting(
-        15,
+        0,
         "tokens in the middle of an output are collected for so long; 0: sent after each step",
         minimum=0,
         maximum=1000,
