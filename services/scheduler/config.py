@@ -26,12 +26,6 @@ class SchedulerConfig(Config):
     max_slowdown: float = setting(
         2.0, "how much longer a step may take when it computes prompts beside outputs", minimum=1.01, maximum=1000
     )
-    delivery_interval_ms: float = setting(
-        0,
-        "tokens in the middle of an output are collected for so long; 0: sent after each step",
-        minimum=0,
-        maximum=1000,
-    )
     max_waiting_requests: int = setting(1024, "requests that may wait before others are refused", minimum=1)
     max_waiting_tokens: int = setting(4_000_000, "tokens of theirs, likewise", minimum=1)
     max_tenant_requests: int = setting(0, "requests of one tenant that may wait; 0: as many as of all", minimum=0)

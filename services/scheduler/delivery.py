@@ -1,12 +1,9 @@
 """Where each request's tokens go: its detokenizer, its gateway, and what is collected for them until it is sent.
 
-One message a detokenizer and step, unless it would be larger than the broker carries. Steps that follow each other
-fast share one: what begins or ends a choice goes out at once, other tokens wait until an interval has passed, since
-each message wakes four processes. A detokenizer that is lost is replaced: the whole log so far goes to another one, and
-the gateway drops what it has already.
+One message a detokenizer and step, unless it would be larger than the broker carries. A detokenizer that is lost is
+replaced: the whole log so far goes to another one, and the gateway drops what it has already.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -81,12 +78,8 @@ class _Outbox:
 class Delivery:
     """The streams of all open requests and the messages being collected."""
 
-    def __init__(self, scheduler_id: InstanceId, interval_s: float = 0.0) -> None:
-        """`interval_s`: tokens in the middle of an output may be collected for so long."""
+    def __init__(self, scheduler_id: InstanceId) -> None:
         self._scheduler_id = scheduler_id
-        self._interval_s = interval_s
-        self._flushed_at = -math.inf
-        self._is_urgent = False
         self._streams: dict[RequestId, Stream] = {}
         self._num_streams: dict[InstanceId, int] = defaultdict(int)
         self._outboxes: dict[InstanceId, _Outbox] = defaultdict(_Outbox)
@@ -116,7 +109,6 @@ class Delivery:
         detokenizer_id = self._streams[tokens.request_id].detokenizer_id
         if detokenizer_id is not None:
             self._outboxes[detokenizer_id].tokens.append(tokens)
-            self._is_urgent |= tokens.offset == 0 or tokens.finish_reason is not None
 
     def close(self, closed: RequestClosed, now: float) -> None:
         """End a stream, after all its tokens. It stays until there is a detokenizer to tell of it."""
@@ -151,21 +143,13 @@ class Delivery:
         for stream in [stream for stream in self._streams.values() if stream.detokenizer_id is None]:
             detokenizer_id = self._assign(stream, detokenizers)
             if detokenizer_id is not None:
-                self._is_urgent = True
                 self._outboxes[detokenizer_id].tokens += _log(stream.request.choices)
                 if stream.closed is not None:
                     del self._untold[stream.request.request_id]
                     self._tell_end(stream, stream.closed)
 
-    def seconds_until_due(self, now: float) -> float:
-        """How long what is collected may wait; infinite if nothing is."""
-        if not self._outboxes:
-            return math.inf
-        return 0.0 if self._is_urgent else max(0.0, self._flushed_at + self._interval_s - now)
-
-    def flush(self, now: float, *, max_message_bytes: int) -> Iterator[tuple[InstanceId, DecodeTokens]]:
+    def flush(self, *, max_message_bytes: int) -> Iterator[tuple[InstanceId, DecodeTokens]]:
         """Everything collected: one message a detokenizer, or as many as it takes to keep each within the limit."""
-        self._flushed_at, self._is_urgent = now, False
         outboxes, self._outboxes = self._outboxes, defaultdict(_Outbox)
         for detokenizer_id, outbox in outboxes.items():
             for opened, tokens, closed in outbox.split(max_message_bytes):
@@ -175,7 +159,6 @@ class Delivery:
         assert stream.detokenizer_id is not None
         del self._streams[closed.request_id]
         self._outboxes[stream.detokenizer_id].closed.append(closed)
-        self._is_urgent = True
         self._num_streams[stream.detokenizer_id] -= 1
 
     def _assign(self, stream: Stream, detokenizers: list[Presence]) -> InstanceId | None:
@@ -186,7 +169,6 @@ class Delivery:
         stream.detokenizer_id = chosen
         self._num_streams[chosen] += 1
         self._outboxes[chosen].opened.append(stream.opened)
-        self._is_urgent = True
         return chosen
 
 

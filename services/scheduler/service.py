@@ -3,9 +3,7 @@
 Acts when its mailbox is empty, so that everything that arrived together is in one plan and one delivery.
 """
 
-import asyncio
 import logging
-import math
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -62,11 +60,6 @@ _MAX_UNTOLD_S: Final = 60.0
 """How long the end of a request waits for a detokenizer that could tell its gateway."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryDue:
-    """What was collected has waited long enough."""
-
-
 @dataclass(slots=True)
 class _Totals:
     """Counts since start."""
@@ -78,7 +71,7 @@ class _Totals:
     """On executors that are held no longer."""
 
 
-class SchedulerService(Actor[SchedulerInbound | PinsRead | DeliveryDue]):
+class SchedulerService(Actor[SchedulerInbound | PinsRead]):
     """Plans the steps of the executors that it holds."""
 
     def __init__(
@@ -98,8 +91,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead | DeliveryDue]):
         self._intake = Intake(self._fleet, config)
         self._deadlines = Deadlines()
         self._attachments = Attachments(identity.instance_id)
-        self._delivery = Delivery(identity.instance_id, config.delivery_interval_ms / 1000)
-        self._is_delivery_planned = False
+        self._delivery = Delivery(identity.instance_id)
         self._ended = Memory()
         self._cancelled_early = Memory()
         self._totals = _Totals()
@@ -128,7 +120,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead | DeliveryDue]):
         """Those of the executors held."""
         return self._fleet.models
 
-    async def handle(self, message: SchedulerInbound | PinsRead | DeliveryDue | Tick) -> None:  # noqa: C901
+    async def handle(self, message: SchedulerInbound | PinsRead | Tick) -> None:
         """React to one message."""
         match message:
             case StepCompleted():
@@ -151,8 +143,6 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead | DeliveryDue]):
                 self._pins.read_again()
             case PinsRead():
                 follow_pins(self._fleet, message.pins, shares_prefixes=self._config.share_prefixes)
-            case DeliveryDue():
-                self._is_delivery_planned = False  # `on_idle` delivers
             case Tick():
                 await self._on_tick()
             case _:
@@ -174,18 +164,8 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead | DeliveryDue]):
                 await self.send_to(attachment.executor_id, attachment.sent(plan, now))
         for executor_id in self._fleet.drained_executors():
             await self._detach(executor_id)
-        await self._deliver()
-
-    async def _deliver(self) -> None:
-        """Send what was collected, or see to it that it is sent when its time has come."""
-        now = self.clock.now()
-        wait_s = self._delivery.seconds_until_due(now)
-        if wait_s <= 0:
-            for detokenizer_id, message in self._delivery.flush(now, max_message_bytes=self.transport.max_payload):
-                await self.send_to(detokenizer_id, message)
-        elif wait_s < math.inf and not self._is_delivery_planned:
-            self._is_delivery_planned = True
-            asyncio.get_running_loop().call_later(wait_s, self.post, DeliveryDue())
+        for detokenizer_id, message in self._delivery.flush(max_message_bytes=self.transport.max_payload):
+            await self.send_to(detokenizer_id, message)
 
     def status(self) -> SchedulerStatus:
         """Queues and blocks of every executor, and counts."""

@@ -18,8 +18,7 @@ def max_payload(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 async def mesh(request: pytest.FixtureRequest, max_payload: int) -> AsyncIterator[Mesh]:
-    config = getattr(request, "param", SchedulerConfig(delivery_interval_ms=0))
-    mesh = Mesh(config, max_payload)
+    mesh = Mesh(getattr(request, "param", SchedulerConfig()), max_payload)
     for peer in (mesh.executor, mesh.detokenizer, mesh.gateway):
         await peer.start()
     await mesh.transport.connect()

@@ -43,7 +43,7 @@ async def test_a_request_that_is_still_queued_when_its_time_is_over_fails_and_ne
     assert {each.request_id for plan in mesh.executor.of(RunStep) for each in plan.plan.assigned} == {"first"}
 
 
-@pytest.mark.parametrize("mesh", [SchedulerConfig(pipeline_depth=1, delivery_interval_ms=0)], indirect=True)
+@pytest.mark.parametrize("mesh", [SchedulerConfig(pipeline_depth=1)], indirect=True)
 async def test_a_running_request_whose_time_is_over_fails_with_the_tokens_it_has_and_frees_its_blocks(
     mesh: Mesh,
 ) -> None:

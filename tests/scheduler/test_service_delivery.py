@@ -1,35 +1,26 @@
 """The scheduler service: tokens on their way to detokenizers, within what the broker carries."""
 
-import math
 from array import array
 
 import pytest
 from msgspec.structs import replace
 
-from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.request import Request
 from services.scheduler.delivery import Delivery, Stream
 from shared.codec import encode
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
     CancelRequest,
-    ChoiceTokens,
     DecodeTokens,
     DetokenizerStatus,
-    FinishReason,
     GatewayStatus,
-    Outcome,
     Presence,
-    RequestClosed,
     RequestOpened,
     RequestRefused,
     RunStep,
     StepCompleted,
     TextOptions,
-    Timing,
     TokenLogprobs,
-    Usage,
-    int32s,
 )
 from shared.sampling import SamplingParams
 from tests.scheduler.driver import make_capacity
@@ -208,75 +199,9 @@ def test_a_long_log_is_sent_again_in_pieces_that_fit() -> None:
     delivery.open(Stream(request, opened, 0.0), [])
     first = Presence(Service.DETOKENIZER, DETOKENIZER, "d", ("model",), DetokenizerStatus())
     delivery.settle([first])
-    messages = [message for _, message in delivery.flush(0.0, max_message_bytes=200_000)]
+    messages = [message for _, message in delivery.flush(max_message_bytes=200_000)]
     assert len(messages) > 2
     assert all(len(encode(message)) <= 200_000 for message in messages)
     tokens = [token for message in messages for entry in message.tokens for token in entry.token_ids]
     assert tokens == list(range(1500))
     assert [entry.offset for message in messages for entry in message.tokens] == list(range(0, 1500, 256))
-
-
-def entry(offset: int, reason: FinishReason | None = None) -> ChoiceTokens:
-    return ChoiceTokens(RequestId("r"), 0, offset, int32s([offset]), reason)
-
-
-@pytest.fixture
-def slow_delivery() -> Delivery:
-    """One stream, and an interval of 15 ms."""
-    delivery = Delivery(SCHEDULER, 0.015)
-    request = Request(RequestId("r"), array("i", [1]), SamplingParams(seed=1), arrival=0, max_tokens=2000)
-    opened = RequestOpened(RequestId("r"), SCHEDULER, GATEWAY, "model", TextOptions(), 1)
-    there = Presence(Service.DETOKENIZER, DETOKENIZER, "d", ("model",), DetokenizerStatus())
-    delivery.open(Stream(request, opened, 0.0), [there])
-    return delivery
-
-
-def sent(delivery: Delivery, now: float) -> list[int]:
-    assert delivery.seconds_until_due(now) == 0
-    (message,) = (message for _, message in delivery.flush(now, max_message_bytes=200_000))
-    return [each.offset for each in message.tokens]
-
-
-def test_what_begins_a_choice_goes_out_at_once_and_what_follows_is_collected(slow_delivery: Delivery) -> None:
-    assert sent(slow_delivery, 10.0) == []
-    assert slow_delivery.seconds_until_due(10.0) == math.inf
-    slow_delivery.append(entry(0))
-    assert sent(slow_delivery, 10.001) == [0]
-    slow_delivery.append(entry(1))
-    assert slow_delivery.seconds_until_due(10.005) == pytest.approx(0.011)
-    slow_delivery.append(entry(2))
-    assert sent(slow_delivery, 10.016) == [1, 2]
-
-
-def test_steps_that_are_slower_than_the_interval_are_sent_each(slow_delivery: Delivery) -> None:
-    sent(slow_delivery, 10.0)
-    for number in range(1, 4):
-        slow_delivery.append(entry(number))
-        assert sent(slow_delivery, 10.0 + 0.02 * number) == [number]
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_what_ends_a_choice_takes_along_what_was_collected(slow_delivery: Delivery, is_closed: bool) -> None:
-    sent(slow_delivery, 10.0)
-    slow_delivery.append(entry(5))
-    if is_closed:
-        timing = Timing(queue_s=0.0, first_token_s=0.0, total_s=0.0)
-        slow_delivery.close(RequestClosed(RequestId("r"), Outcome.CANCELLED, Usage(1, 0, (6,)), timing, None), 10.001)
-    else:
-        slow_delivery.append(entry(6, FinishReason.STOP))
-    assert sent(slow_delivery, 10.001) == ([5] if is_closed else [5, 6])
-
-
-@pytest.mark.parametrize("mesh", [SchedulerConfig(delivery_interval_ms=20)], indirect=True)
-async def test_what_was_collected_goes_out_by_itself_when_its_time_has_come(mesh: Mesh) -> None:
-    await mesh.ready()
-    mesh.executor.is_working = False
-    await mesh.submit("r", max_tokens=5)
-    await mesh.until(lambda: len(mesh.executor.of(RunStep)) == 2)
-    await mesh.executor.run(mesh.executor.of(RunStep)[0])
-    await mesh.until(lambda: len(mesh.detokenizer.tokens("r")) == 1)
-    await mesh.executor.run(mesh.executor.of(RunStep)[1])
-    await mesh.until(lambda: len(mesh.executor.of(RunStep)) > 3)  # the second result has been taken in
-    assert len(mesh.detokenizer.tokens("r")) == 1
-    mesh.clock.advance(0.02)
-    await mesh.until(lambda: len(mesh.detokenizer.tokens("r")) == 2)

@@ -19,13 +19,7 @@ from tests.scheduler.fake_executor import undisturbed_output
 from tests.scheduler.harness import GATEWAY, PROMPT, SCHEDULER, Mesh
 
 configured = pytest.mark.parametrize(
-    "mesh",
-    [
-        SchedulerConfig(pipeline_depth=1, delivery_interval_ms=0),
-        SchedulerConfig(pipeline_depth=2, delivery_interval_ms=0),
-    ],
-    indirect=True,
-    ids=["1", "2"],
+    "mesh", [SchedulerConfig(pipeline_depth=1), SchedulerConfig(pipeline_depth=2)], indirect=True, ids=["1", "2"]
 )
 
 

@@ -47,7 +47,7 @@ _IS_X86: Final = platform.machine() in ("x86_64", "AMD64", "i686")
 @nested
 def claim(team: Words, phase: int) -> Any:
     """The next piece of a phase, counted from 0; the caller knows how many there are."""
-    return _fetch_add(team, 64 + 8 * phase, 1)
+    return _fetch_add(team, _COUNTERS + _LINE * phase, 1)
 
 
 @nested
@@ -56,7 +56,7 @@ def run_length(team: Words, num_pieces: int) -> Any:
 
     Memory is read faster in long runs; and whoever lost its core for a while has little left that others wait for.
     """
-    return max(1, num_pieces // (8 * team[0]))
+    return max(1, num_pieces // (8 * team[_NUM_THREADS]))
 
 
 @nested
@@ -66,16 +66,16 @@ def barrier(team: Words) -> None:
     Spins for about a microsecond before it yields: two threads on one core would else wait for each other's spinning in
     each of some hundred phases (a step that took 23 ms so took 5 ms once each had a core).
     """
-    num_threads = team[0]
+    num_threads = team[_NUM_THREADS]
     if num_threads == 1:
         return
-    passed = _read(team, 16)
-    if _fetch_add(team, 8, 1) == num_threads - 1:
-        team[8] = 0
-        _fetch_add(team, 16, 1)
+    passed = _read(team, _PASSED)
+    if _fetch_add(team, _ARRIVED, 1) == num_threads - 1:
+        team[_ARRIVED] = 0
+        _fetch_add(team, _PASSED, 1)
         return
     spins = 0
-    while _read(team, 16) == passed:
+    while _read(team, _PASSED) == passed:
         if spins < 50:
             spins += 1
             _pause()
@@ -91,13 +91,13 @@ def first_step(team: Words, thread: int) -> Any:
     """
     if thread > 0:
         return next_step(team, thread, 0)
-    team[64:] = 0
+    team[_COUNTERS:] = 0
     address = team.ctypes.data
-    _mutex_lock(address + 8 * 32)
-    team[24] += 1
-    _condition_broadcast(address + 8 * 48)
-    _mutex_unlock(address + 8 * 32)
-    return team[24]
+    _mutex_lock(address + 8 * _MUTEX)
+    team[_STEP] += 1
+    _condition_broadcast(address + 8 * _CONDITION)
+    _mutex_unlock(address + 8 * _MUTEX)
+    return team[_STEP]
 
 
 @nested
@@ -106,11 +106,11 @@ def next_step(team: Words, thread: int, seen: int) -> Any:
     if thread == 0:
         return -1
     address = team.ctypes.data
-    _mutex_lock(address + 8 * 32)
-    while _read(team, 24) == seen:
-        _condition_wait(address + 8 * 48, address + 8 * 32)
-    step = _read(team, 24)
-    _mutex_unlock(address + 8 * 32)
+    _mutex_lock(address + 8 * _MUTEX)
+    while _read(team, _STEP) == seen:
+        _condition_wait(address + 8 * _CONDITION, address + 8 * _MUTEX)
+    step = _read(team, _STEP)
+    _mutex_unlock(address + 8 * _MUTEX)
     return step
 
 
@@ -203,17 +203,17 @@ _sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 @single
 def _initialize(team: Words) -> None:
     address = team.ctypes.data
-    _mutex_init(address + 8 * 32, 0)
-    _condition_init(address + 8 * 48, 0)
+    _mutex_init(address + 8 * _MUTEX, 0)
+    _condition_init(address + 8 * _CONDITION, 0)
 
 
 @single
 def _dismiss(team: Words) -> None:
     address = team.ctypes.data
-    _mutex_lock(address + 8 * 32)
-    team[24] = -1
-    _condition_broadcast(address + 8 * 48)
-    _mutex_unlock(address + 8 * 32)
+    _mutex_lock(address + 8 * _MUTEX)
+    team[_STEP] = -1
+    _condition_broadcast(address + 8 * _CONDITION)
+    _mutex_unlock(address + 8 * _MUTEX)
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types

@@ -23,7 +23,6 @@ LANES: Final = 16
 
 DotInstruction = Literal["avx512-vnni", "avx-vnni", "none"]
 
-_I1: Final = ir.IntType(1)
 _I8: Final = ir.IntType(8)
 _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
