@@ -60,8 +60,11 @@ class RequestOpened(Message, frozen=True):
     num_choices: int
 
 
-class ChoiceTokens(Message, frozen=True):
-    """Entries `offset, offset + 1, …` of one choice's log."""
+class ChoiceTokens(Message, frozen=True, gc=False):
+    """Entries `offset, offset + 1, …` of one choice's log.
+
+    One for every token: Python's garbage collector need not look at them (`gc=False`), they are never in a cycle.
+    """
 
     request_id: RequestId
     index: int

@@ -107,25 +107,27 @@ class PlanBuilder:
         choice.num_computed_tokens += num_tokens
         self._charge(choice)
 
-    def compute_output(self, choice: Choice, new_blocks: list[BlockId]) -> None:
-        """`compute` for one token that is sampled: what nearly every row of a busy step is."""
-        assert choice.slot is not None
-        slots = self._slots
-        self._sampled_rows.append(len(slots))
-        self.sampled.append(choice)
-        choice.num_in_flight += 1
-        slots.append(choice.slot)
-        num_computed = choice.num_computed_tokens
-        self._starts.append(num_computed)
-        self._counts.append(1)
-        self._num_new_blocks.append(len(new_blocks))
-        if new_blocks:
+    def compute_outputs(self, choices: list[Choice], grown: list[tuple[int, list[BlockId]]]) -> None:
+        """`compute` for one token each, which is sampled: what nearly every row of a busy step is. They are the first
+        rows of the step. `grown` has the new blocks of those that got some, each with its place in `choices`."""
+        num_rows = self.num_output_rows = len(choices)
+        self.sampled += choices
+        self._slots.extend([choice.slot for choice in choices if choice.slot is not None])
+        self._starts.extend([choice.num_computed_tokens for choice in choices])
+        self._counts += array("i", (1,)) * num_rows
+        self._sampled_rows.extend(range(num_rows))
+        self._num_new_blocks += array("i", (0,)) * num_rows
+        for row, new_blocks in grown:
+            self._num_new_blocks[row] = len(new_blocks)
             self._new_block_ids.extend(new_blocks)
-        self.num_tokens += 1
-        self.num_bytes += ROW_BYTES
-        choice.num_computed_tokens = num_computed + 1
-        if num_computed >= choice.num_tokens_charged:
-            self._charge(choice)
+        self.num_tokens += num_rows
+        self.num_bytes += ROW_BYTES * num_rows
+        for choice in choices:
+            choice.num_in_flight += 1
+            num_computed = choice.num_computed_tokens
+            choice.num_computed_tokens = num_computed + 1
+            if num_computed >= choice.num_tokens_charged:
+                self._charge(choice)
 
     def _charge(self, choice: Choice) -> None:
         """Count what is computed for the first time."""

@@ -171,7 +171,9 @@ class Scheduler:
                 self.blocks.spoil(choice)
                 events += self.end(choice.request, Outcome.FAILED, failures[row])
             elif choice.state is not ChoiceState.FINISHED:
-                events += self._append(choice, token_id, logprobs[row])
+                events.append(self._append(choice, token_id, logprobs[row]))
+                if choice.finish_reason is not None:
+                    events += self._ended(choice.request)
         return events
 
     @property
@@ -219,9 +221,10 @@ class Scheduler:
     def _continue_running(self, step: PlanBuilder) -> list[Choice]:
         """Let every output go on by a token; the last in order gives way when blocks are short. Returns the others:
         those that have prompts, or outputs, to compute before they can sample."""
-        prompts = []
+        prompts: list[Choice] = []
+        outputs: list[Choice] = []
+        grown: list[tuple[int, list[BlockId]]] = []
         block_size = self.capacity.block_size
-        no_blocks: list[BlockId] = []
         for choice in tuple(self.running):
             if choice.state is not ChoiceState.RUNNING:
                 break  # gave way to those before it, as did all after it
@@ -229,12 +232,13 @@ class Scheduler:
             if need > 1:
                 prompts.append(choice)
             elif need == 1:
-                has_room = choice.num_computed_tokens < len(choice.block_table) * block_size
-                new_blocks = no_blocks if has_room else self._grow(choice)
-                if new_blocks is None:
-                    break
-                step.compute_output(choice, new_blocks)
-        step.num_output_rows = step.num_tokens
+                if choice.num_computed_tokens == len(choice.block_table) * block_size:
+                    new_blocks = self._grow(choice)
+                    if new_blocks is None:
+                        break
+                    grown.append((len(outputs), new_blocks))
+                outputs.append(choice)
+        step.compute_outputs(outputs, grown)
         return [choice for choice in prompts if choice.state is ChoiceState.RUNNING]
 
     def _grow(self, choice: Choice) -> list[BlockId] | None:
@@ -361,23 +365,17 @@ class Scheduler:
         self.waiting.add(choice)
         self.num_preemptions += 1
 
-    def _append(self, choice: Choice, token_id: int, logprobs: TokenLogprobs | None) -> Iterable[Event]:
-        request = choice.request
+    def _append(self, choice: Choice, token_id: int, logprobs: TokenLogprobs | None) -> ChoiceTokens:
+        """One more token of a choice; it finishes if that is its last."""
         offset = len(choice.output)
         reason = choice.append(token_id, logprobs)
         self.num_outstanding_tokens += 1
-        event = ChoiceTokens(
-            request.request_id,
-            choice.index,
-            offset,
-            array("i", (token_id,)),
-            reason,
-            () if logprobs is None else (logprobs,),
-        )
-        if reason is None:
-            return (event,)
-        self._finish(choice, reason)
-        return (event, *self._ended(request))
+        if reason is not None:
+            self._finish(choice, reason)
+        request_id, token_ids = choice.request.request_id, array("i", (token_id,))
+        if logprobs is None:
+            return ChoiceTokens(request_id, choice.index, offset, token_ids, reason)
+        return ChoiceTokens(request_id, choice.index, offset, token_ids, reason, (logprobs,))
 
     def _finish(self, choice: Choice, reason: FinishReason | None) -> None:
         if choice.state is ChoiceState.RUNNING:
