@@ -7,12 +7,13 @@ PORT   ?= 8000
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test bench lint format clean
+.PHONY: help install up test bench chaos lint format clean
 
 help:
 	@echo "make up       environment, default model, embedded NATS server, the five services  [PORT=8000 ARGS=…]"
 	@echo "make test     environment, everything the tests need, the whole test suite         [ARGS=…]"
 	@echo "make bench    measure the mesh on this machine                                       [ARGS=…]"
+	@echo "make chaos    streams, while processes die at random                          [ARGS='--minutes 10', ARGS=--matrix]"
 	@echo "make lint     format check, lint, types, import rules"
 	@echo "make format   bring the code into the house format"
 	@echo "make install  the environment only, in $(VENV)"
@@ -45,6 +46,9 @@ test: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	@$(BIN)/shoal pull --quiet smollm2-135m
 	$(BIN)/shoal bench $(ARGS)
+
+chaos: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .

@@ -125,5 +125,9 @@ class BucketUnavailable(ShoalError):
     """What the broker keeps cannot be read or changed at this moment."""
 
 
+class LedgerUnavailable(ShoalError):
+    """The broker's records cannot be read, or it has not said that it kept one."""
+
+
 class Disconnected(ShoalError):
     """The broker cannot be reached and the buffer for unsent messages is full, or the transport is closed."""

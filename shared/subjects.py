@@ -12,6 +12,14 @@ PINS = f"{ROOT}.pins"
 """Told to all schedulers when pinned prefixes have changed."""
 
 
+ADOPTIONS = f"{ROOT}.adoptions"
+"""Asked of all schedulers: who has this request?"""
+
+
+USAGE = f"{ROOT}.usage"
+"""Records of what requests consumed; the broker keeps them."""
+
+
 def presence(service: Service) -> str:
     """Beats of one kind of service."""
     return f"{ROOT}.presence.{service}"

@@ -3,6 +3,9 @@
 Token ids travel with the text that they led to: those that led to none yet, because a character is unfinished, a stop
 string may be completing or the token is special, wait for the next text or the end, but not more than 32 of them: what
 has no text yet shows that the choice goes on. So every event covers the log from where the last one ended.
+
+Log-probabilities that nobody knows any more, because a scheduler was lost and they were too many to travel, are those
+of the log's first tokens. So those of an event belong to its last tokens.
 """
 
 from typing import Final
@@ -10,7 +13,6 @@ from typing import Final
 from services.detokenizer.incremental import TextDecoder
 from services.detokenizer.logprobs import LogprobTexts
 from services.detokenizer.stop_strings import StopScanner
-from shared.errors import Unavailable
 from shared.ids import RequestId
 from shared.messages import ChoiceText, ChoiceTokens, FinishReason, Int32Array, TextLogprobs, TokenLogprobs, int32s
 
@@ -18,10 +20,15 @@ _MAX_HELD_TOKENS: Final = 32
 """Tokens that led to no text yet are told of when there are so many."""
 
 
+class LogGap(Exception):
+    """Entries of a log are missing: the one that came does not go on where the last one ended."""
+
+
 class Choice:
     """Takes entries of a log and gives events. Knows nothing of who is told."""
 
     __slots__ = (
+        "_attempt",
         "_decoder",
         "_held_ids",
         "_held_logprobs",
@@ -36,9 +43,17 @@ class Choice:
     )
 
     def __init__(
-        self, request_id: RequestId, index: int, decoder: TextDecoder, scanner: StopScanner | None, texts: LogprobTexts
+        self,
+        request_id: RequestId,
+        index: int,
+        decoder: TextDecoder,
+        scanner: StopScanner | None,
+        texts: LogprobTexts,
+        *,
+        attempt: int = 1,
     ) -> None:
         self._request_id = request_id
+        self._attempt = attempt
         self._index = index
         self._decoder = decoder
         self._scanner = scanner
@@ -59,7 +74,7 @@ class Choice:
     def take(self, entry: ChoiceTokens) -> ChoiceText | None:
         """What the entry adds. What is known already, or comes after a stop string or the end, is passed over.
 
-        Raises Unavailable, and changes nothing, if entries before this one are missing.
+        Raises LogGap, and changes nothing, if entries before this one are missing.
         """
         if self.is_finished:
             return None
@@ -78,16 +93,14 @@ class Choice:
     def _decode_new(self, entry: ChoiceTokens) -> str:
         num_known = self.num_tokens - entry.offset
         if num_known < 0:
-            raise Unavailable(
-                f"output tokens {self.num_tokens} to {entry.offset - 1} of choice {self._index} were lost on their way"
-            )
+            raise LogGap
         token_ids, logprobs = entry.token_ids, entry.logprobs
         if num_known:
             token_ids, logprobs = token_ids[num_known:], logprobs[num_known:]
         text, num_read = self._decode(token_ids)
         self.num_tokens += num_read
         self._held_ids.extend(token_ids[:num_read] if num_read < len(token_ids) else token_ids)
-        self._held_logprobs += [logprob for logprob in logprobs if logprob is not None]
+        self._held_logprobs += [logprob for logprob in logprobs[:num_read] if logprob is not None]
         return text
 
     def _decode(self, token_ids: Int32Array) -> tuple[str, int]:
@@ -116,7 +129,7 @@ class Choice:
         token_ids, self._held_ids = self._held_ids, int32s()
         logprobs: tuple[TextLogprobs, ...] = ()
         if self._held_logprobs:
-            logprobs = tuple(map(self._texts.of, token_ids, self._held_logprobs))  # there may be some of dropped tokens
+            logprobs = tuple(map(self._texts.of, token_ids[-len(self._held_logprobs) :], self._held_logprobs))
             self._held_logprobs = []
         event = ChoiceText(
             self._request_id,
@@ -127,6 +140,7 @@ class Choice:
             text,
             reason,
             logprobs,
+            self._attempt,
         )
         self._num_sent_tokens += len(token_ids)
         self._num_sent_chars += len(text)

@@ -16,7 +16,7 @@ class DetokenizerConfig(Config):
         4096, "choices that can be decoded at once; a request beyond them fails", minimum=1, maximum=1_000_000
     )
     max_silence_s: float = setting(
-        900.0,
-        "a request of which nothing is heard for so long is dropped; longer than gateways wait for a first token",
+        15.0,
+        "a request of which nothing is heard for so long is forgotten until something is: then all of it is sent again",
         minimum=1,
     )

@@ -21,4 +21,4 @@ class LogprobTexts:
         if spelt is None:
             utf8 = self._decoding.token_bytes(token_id)
             spelt = self._spelt[token_id] = (utf8.decode("utf-8", "replace"), utf8)
-        return TextAlternative(spelt[0], logprob, spelt[1])
+        return TextAlternative(spelt[0], logprob, spelt[1], token_id)

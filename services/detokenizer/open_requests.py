@@ -1,10 +1,11 @@
 """The requests that are being decoded: opened, taken forward and closed by a scheduler's messages.
 
-Every request opened here ends with exactly one `RequestClosed` to its gateway, unless its scheduler or its gateway is
-gone, or its scheduler has given it to another detokenizer while this one could not be heard: then somebody else ends
-it, or nobody is left to tell. A request that cannot go on (entries were lost, too many are
-open, its tokens cannot be decoded) fails by itself: its gateway is told why, its scheduler is told to stop, and what
-still arrives for it is as unknown as what arrives for a request never opened.
+Every request opened here ends with exactly one `RequestClosed` to its gateway, unless its scheduler is gone, or has
+given it to another detokenizer while this one could not be heard: then somebody else ends it. A request that cannot go
+on (too many are open, its tokens cannot be decoded) fails by itself: its gateway is told why, its scheduler to stop.
+
+Where entries are missing, or belong to a request that is not known here, their scheduler is asked for the whole log
+(`gaps`). So forgetting a request costs a repetition and loses nothing.
 
 Does not own when messages are sent.
 """
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.detokenizer.choice import Choice
+from services.detokenizer.choice import Choice, LogGap
+from services.detokenizer.gaps import Gaps
+from services.detokenizer.generations import Generation, Generations
 from services.detokenizer.incremental import Decoding, decoder_after
 from services.detokenizer.logprobs import LogprobTexts
 from services.detokenizer.outbox import Outbox
@@ -49,6 +52,11 @@ class _OpenRequest:
     heard_at: float
     """When something last arrived for it."""
 
+    @property
+    def generation(self) -> Generation:
+        """Which telling of the request this is."""
+        return self.opened.attempt, self.opened.replay
+
 
 class OpenRequests:
     """Takes a scheduler's messages and puts what follows from them into an outbox."""
@@ -56,7 +64,7 @@ class OpenRequests:
     def __init__(
         self, decoding: Decoding, outbox: Outbox, *, model: str, max_open_choices: int, max_silence_s: float
     ) -> None:
-        """A request of which nothing is heard for `max_silence_s` counts as given to another detokenizer."""
+        """A request of which nothing is heard for `max_silence_s` is forgotten until something is."""
         self._decoding = decoding
         self._outbox = outbox
         self._model = model
@@ -64,11 +72,13 @@ class OpenRequests:
         self._max_silence_s = max_silence_s
         self._requests: dict[RequestId, _OpenRequest] = {}
         self._texts = LogprobTexts(decoding)
+        self._gaps = Gaps(outbox, outbox.sender_id)
+        self._ended = Generations()
         self.num_open_choices = 0
         self.num_tokens = 0
         """Entries of logs taken in since start."""
         self.num_unknown = 0
-        """Entries and ends that belonged to no open request, since start."""
+        """Entries and ends of requests that were not known here, and have not just ended, since start."""
 
     def __len__(self) -> int:
         """How many requests are open."""
@@ -79,37 +89,47 @@ class OpenRequests:
         for opened in message.opened:
             self._open(opened, now)
         for entry in message.tokens:
-            if (request := self._find(message.scheduler_id, entry.request_id)) is not None:
+            if (request := self._find(message.scheduler_id, entry.request_id, now)) is not None:
                 request.heard_at = now
-                self._decode(request, entry)
+                self._decode(request, entry, now)
         for closed in message.closed:
-            if (request := self._find(message.scheduler_id, closed.request_id)) is not None:
-                self._close(request, closed)
+            if (request := self._find(message.scheduler_id, closed.request_id, now)) is not None:
+                self._close(request, closed, now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed: ask again for what is still missing."""
+        self._gaps.tick(now)
 
     def drop_stale(self, is_alive: Callable[[InstanceId], bool], now: float) -> int:
         """Forget the requests that nobody will end here, and return how many.
 
-        An instance has `DEAD_AFTER_S` from the opening of a request to be heard of at all.
+        A scheduler has `DEAD_AFTER_S` from the opening of a request to be heard of at all. A gateway that is gone
+        makes no difference: its client may come back to another one.
         """
         stale = [
             request_id
             for request_id, request in self._requests.items()
             if now - request.heard_at > self._max_silence_s
-            or (now - request.opened_at > DEAD_AFTER_S and not all(map(is_alive, _peers(request.opened))))
+            or (now - request.opened_at > DEAD_AFTER_S and not is_alive(request.opened.scheduler_id))
         ]
         for request_id in stale:
             self._forget(request_id)
         return len(stale)
 
     def _open(self, opened: RequestOpened, now: float) -> None:
+        generation = (opened.attempt, opened.replay)
         before = self._requests.get(opened.request_id)
+        latest = self._ended.get(opened.request_id) if before is None else before.generation
+        if latest is not None and generation <= latest:
+            if opened.attempt < latest[0]:  # the scheduler does not know that another one goes on
+                self._cancel(opened)
+            return
         if before is not None:
-            if before.opened.scheduler_id == opened.scheduler_id:
-                return  # repeated
-            self._forget(opened.request_id)  # its new scheduler starts the log again
+            self._forget(opened.request_id)
         try:
             request = _OpenRequest(opened, self._new_choices(opened), now, now)
         except RequestError as error:
+            self._ended.add(opened.request_id, generation)
             self._fail(opened, (0,) * opened.num_choices, error)
             self._cancel(opened)
             return
@@ -130,14 +150,16 @@ class OpenRequests:
         text = opened.text
         decoder = decoder_after(self._decoding, text.context_token_ids, skip_special_tokens=text.skip_special_tokens)
         scanner = StopScanner(stop_strings(text.stop)) if text.stop else None
-        return Choice(opened.request_id, index, decoder, scanner, self._texts)
+        return Choice(opened.request_id, index, decoder, scanner, self._texts, attempt=opened.attempt)
 
-    def _decode(self, request: _OpenRequest, entry: ChoiceTokens) -> None:
+    def _decode(self, request: _OpenRequest, entry: ChoiceTokens, now: float) -> None:
         try:
             if not 0 <= entry.index < len(request.choices):
                 raise RequestError(f"the request has no choice {entry.index}")
             for part in _parts(entry):
                 self._decode_part(request, part)
+        except LogGap:
+            self._gaps.found(request.opened.scheduler_id, entry.request_id, entry.index, now)
         except RequestError as error:
             self._fail_open(request, error)
             self._cancel(request.opened)
@@ -146,30 +168,42 @@ class OpenRequests:
         choice = request.choices[entry.index]
         num_before, was_stopped = choice.num_tokens, choice.is_stopped
         event = choice.take(entry)
-        self.num_tokens += choice.num_tokens - num_before
+        if choice.num_tokens > num_before:
+            self.num_tokens += choice.num_tokens - num_before
+            self._gaps.filled(entry.request_id, entry.index)
         if event is not None:
             self._outbox.add_event(request.opened.gateway_id, event)
         if choice.is_stopped and not was_stopped:
             found = StopStringFound(entry.request_id, entry.index, choice.num_tokens)
             self._outbox.add_message(request.opened.scheduler_id, found)
 
-    def _close(self, request: _OpenRequest, closed: RequestClosed) -> None:
+    def _close(self, request: _OpenRequest, closed: RequestClosed, now: float) -> None:
         try:
             event = self._closed(request, closed)
+        except LogGap:
+            self._gaps.found(request.opened.scheduler_id, closed.request_id, None, now)
         except RequestError as error:
             self._fail_open(request, error)
         else:
             self._outbox.add_event(request.opened.gateway_id, event)
-            self._forget(closed.request_id)
+            self._end(request)
 
     def _closed(self, request: _OpenRequest, closed: RequestClosed) -> RequestClosed:
-        """The end as the gateway must learn it: after all text, with the counts that the stop strings made."""
+        """The end as the gateway must learn it: after all text, with the counts that the stop strings made.
+
+        Raises LogGap if entries before it are missing.
+        """
         counts = list(closed.usage.num_output_tokens)
         if len(counts) != len(request.choices):
             raise RequestError(f"{len(request.choices)} choices ended with counts for {len(counts)}")
+        if any(
+            not choice.is_stopped and choice.num_tokens < count
+            for choice, count in zip(request.choices, counts, strict=True)
+        ):
+            raise LogGap
+        if closed.outcome is Outcome.COMPLETED and not all(c.is_finished or c.is_stopped for c in request.choices):
+            raise LogGap
         for index, choice in enumerate(request.choices):
-            if closed.outcome is Outcome.COMPLETED and not (choice.is_finished or choice.is_stopped):
-                raise Unavailable(f"the last output tokens of choice {index} were lost on their way")
             if (event := choice.close()) is not None:
                 self._outbox.add_event(request.opened.gateway_id, event)
             if choice.is_stopped:
@@ -177,32 +211,39 @@ class OpenRequests:
         usage = msgspec.structs.replace(closed.usage, num_output_tokens=tuple(counts))
         return msgspec.structs.replace(closed, usage=usage)
 
-    def _find(self, scheduler_id: InstanceId, request_id: RequestId) -> _OpenRequest | None:
+    def _find(self, scheduler_id: InstanceId, request_id: RequestId, now: float) -> _OpenRequest | None:
+        """An open request of this scheduler. For any other, the scheduler is asked what it is; unless it just ended."""
         request = self._requests.get(request_id)
-        if request is None or request.opened.scheduler_id != scheduler_id:
+        if request is not None and request.opened.scheduler_id == scheduler_id:
+            return request
+        if request is not None or self._ended.get(request_id) is None:
             self.num_unknown += 1
-            return None
-        return request
+            self._gaps.unknown(scheduler_id, request_id, now)
+        return None
 
     def _fail_open(self, request: _OpenRequest, error: RequestError) -> None:
-        self._forget(request.opened.request_id)
+        self._end(request)
         self._fail(request.opened, tuple(choice.num_tokens for choice in request.choices), error)
 
     def _fail(self, opened: RequestOpened, counts: tuple[int, ...], error: RequestError) -> None:
         log.warning("request failed", extra={"request_id": opened.request_id, "error": error.message})
-        failed = RequestClosed(opened.request_id, Outcome.FAILED, Usage(0, 0, counts), error=ErrorInfo.of(error))
+        failed = RequestClosed(
+            opened.request_id, Outcome.FAILED, Usage(0, 0, counts), error=ErrorInfo.of(error), attempt=opened.attempt
+        )
         self._outbox.add_event(opened.gateway_id, failed)
 
     def _cancel(self, opened: RequestOpened) -> None:
-        self._outbox.add_message(opened.scheduler_id, CancelRequest(opened.request_id, opened.gateway_id))
+        message = CancelRequest(opened.request_id, opened.gateway_id, opened.attempt)
+        self._outbox.add_message(opened.scheduler_id, message)
+
+    def _end(self, request: _OpenRequest) -> None:
+        self._ended.add(request.opened.request_id, request.generation)
+        self._forget(request.opened.request_id)
 
     def _forget(self, request_id: RequestId) -> None:
         request = self._requests.pop(request_id)
         self.num_open_choices -= len(request.choices)
-
-
-def _peers(opened: RequestOpened) -> tuple[InstanceId, InstanceId]:
-    return opened.scheduler_id, opened.gateway_id
+        self._gaps.forget(request_id)
 
 
 def _parts(entry: ChoiceTokens) -> Iterable[ChoiceTokens]:

@@ -17,7 +17,7 @@ class Outbox:
     """Gathers events; `take` empties it."""
 
     def __init__(self, sender_id: InstanceId) -> None:
-        self._sender_id = sender_id
+        self.sender_id = sender_id
         self._events: dict[InstanceId, list[GatewayEvent]] = {}
         self._messages: list[tuple[InstanceId, Message]] = []
         self._num_events = 0
@@ -49,7 +49,7 @@ class Outbox:
 
     def _produced(self, batch: list[GatewayEvent]) -> TextProduced:
         texts = tuple([event for event in batch if isinstance(event, ChoiceText)])
-        return TextProduced(self._sender_id, texts, tuple([e for e in batch if isinstance(e, RequestClosed)]))
+        return TextProduced(self.sender_id, texts, tuple([e for e in batch if isinstance(e, RequestClosed)]))
 
 
 def _batches(events: Iterable[GatewayEvent], max_bytes: int) -> Iterator[list[GatewayEvent]]:

@@ -77,7 +77,7 @@ class DetokenizerService(Actor[Inbound]):
 
     def status(self) -> DetokenizerStatus:
         """Open choices and tokens so far."""
-        return DetokenizerStatus(self._requests.num_open_choices, self._requests.num_tokens)
+        return DetokenizerStatus(self._requests.num_open_choices, self._requests.num_tokens, len(self._requests))
 
     def models(self) -> tuple[str, ...]:
         """The one model whose vocabulary was loaded."""
@@ -91,9 +91,15 @@ class DetokenizerService(Actor[Inbound]):
             await self._send_waiting()
 
     def _on_tick(self) -> None:
+        now = self.clock.now()
+        self._requests.tick(now)
+        if not self.transport.is_connected:
+            return  # nobody can be heard, which says nothing about them
         self._directory.expire()
-        if num_dropped := self._requests.drop_stale(self._is_alive, self.clock.now()):
-            log.warning("dropped requests that nobody will end here", extra={"num_requests": num_dropped})
+        if num_forgotten := self._requests.drop_stale(self._is_alive, now):
+            log.debug(
+                "forgot requests that are quiet or whose scheduler is gone", extra={"num_requests": num_forgotten}
+            )
 
     def _is_alive(self, instance_id: InstanceId) -> bool:
         return self._directory.get(instance_id) is not None

@@ -78,6 +78,12 @@ class Admission:
         self._num_given[chosen] += num_requests
         return chosen
 
+    def another_scheduler(self, model: str) -> InstanceId | None:
+        """The scheduler to give one request to, like `choose_scheduler`; None if none takes work for `model`."""
+        if not self._directory.available(Service.SCHEDULER, model):
+            return None
+        return self.choose_scheduler(model)
+
     def _load(self, beat: Presence) -> int:
         reported = beat.status.num_waiting + beat.status.num_running if isinstance(beat.status, SchedulerStatus) else 0
         return reported + self._num_given[beat.instance_id]

@@ -71,6 +71,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     parse_special_tokens: bool | None = None
+    resumable: bool | None = None
 
 
 def to_draft(
@@ -103,6 +104,7 @@ def to_draft(
             has_logprobs=num_logprobs is not None,
             is_stream=_or(body.stream, False),
             includes_usage=_includes_usage(body),
+            is_resumable=_is_resumable(body),
         ),
     )
 
@@ -206,6 +208,12 @@ def _includes_usage(body: GenerationBody) -> bool:
         param = "stream_options.include_obfuscation"
         raise UnsupportedField(f"{param} is not supported.", param=param)
     return bool(options.include_usage)
+
+
+def _is_resumable(body: GenerationBody) -> bool:
+    if body.resumable and not body.stream:
+        raise InvalidRequest("resumable is only allowed with stream: true.", param="resumable")
+    return bool(body.resumable)
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from services.gateway.config import GatewayConfig
 from services.gateway.failures import RequestFailed
-from services.gateway.requests import Outgoing
+from services.gateway.submissions import Outgoing
 from shared.errors import RequestError, Unavailable
 from shared.messages import CallFailed, ErrorInfo, PromptTokenized, TokensDetokenized
 

@@ -8,6 +8,7 @@ import msgspec
 from services.gateway.answers import ContentLogprobs, UsageBody, content_logprobs, usage_of
 from services.gateway.bodies import UNSUPPORTED, GenerationBody, Unsupported, check_logprobs, to_draft
 from services.gateway.drafts import Draft, Endpoint
+from services.gateway.presentation import Presentation
 from services.gateway.ranking import returned_choices
 from services.gateway.streams import ChoiceLog, Delta, Stream
 from services.gateway.templates import ChatTurn, chat_prompt
@@ -129,13 +130,13 @@ _END: Final = ChatDelta()
 class ChatShape:
     """The answers to one chat request."""
 
-    def __init__(self, draft: Draft, answer_id: str, created: int) -> None:
+    def __init__(self, presentation: Presentation, answer_id: str) -> None:
         self._id = answer_id
-        self._created = created
-        self._model = draft.model
-        self._num_choices = draft.answer.num_choices
-        self._has_logprobs = draft.answer.has_logprobs
-        self._no_usage = None if draft.answer.includes_usage else msgspec.UNSET
+        self._created = presentation.created
+        self._model = presentation.model
+        self._num_choices = presentation.num_choices
+        self._has_logprobs = presentation.has_logprobs
+        self._no_usage = None if presentation.includes_usage else msgspec.UNSET
 
     def opening(self) -> list[ChatChunk]:
         """The chunks that begin a stream: who speaks."""
@@ -146,8 +147,8 @@ class ChatShape:
         """The chunks for what is new of one choice: its text, if any, and then its finish reason, if it has one."""
         logprobs = content_logprobs(delta.logprobs) if self._has_logprobs and delta.logprobs else None
         chunks = []
-        if delta.text:
-            chunks.append(self._chunk(ChatChunkChoice(delta.index, ChatDelta(content=delta.text), logprobs)))
+        if delta.text or (logprobs is not None and delta.finish_reason is None):
+            chunks.append(self._chunk(ChatChunkChoice(delta.index, ChatDelta(content=delta.text or None), logprobs)))
             logprobs = None
         if delta.finish_reason is not None:
             chunks.append(self._chunk(ChatChunkChoice(delta.index, _END, logprobs, delta.finish_reason)))

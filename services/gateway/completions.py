@@ -9,6 +9,7 @@ import msgspec
 from services.gateway.answers import UsageBody, finite, usage_of
 from services.gateway.bodies import UNSUPPORTED, GenerationBody, Unsupported, check_logprobs, to_draft
 from services.gateway.drafts import Draft, Endpoint
+from services.gateway.presentation import Presentation
 from services.gateway.prompts import raw_prompts
 from services.gateway.ranking import returned_choices
 from services.gateway.streams import ChoiceLog, Delta, Stream
@@ -72,13 +73,14 @@ class Completion(msgspec.Struct):
 class CompletionShape:
     """The answers to one completions request."""
 
-    def __init__(self, draft: Draft, answer_id: str, created: int) -> None:
+    def __init__(self, presentation: Presentation, answer_id: str, streams: Sequence[Stream]) -> None:
         self._id = answer_id
-        self._created = created
-        self._model = draft.model
-        self._num_choices = draft.answer.num_choices
-        self._no_usage = None if draft.answer.includes_usage else msgspec.UNSET
-        num_columns = len(draft.prompts) * self._num_choices if draft.answer.has_logprobs else 0
+        self._created = presentation.created
+        self._model = presentation.model
+        self._num_choices = presentation.num_choices
+        self._no_usage = None if presentation.includes_usage else msgspec.UNSET
+        self._logs = [log for stream in streams for log in stream.choices]
+        num_columns = presentation.total_choices if presentation.has_logprobs else 0
         self._columns = [_Columns() for _ in range(num_columns)]
 
     def opening(self) -> list[Completion]:
@@ -86,8 +88,10 @@ class CompletionShape:
         return []
 
     def chunks(self, delta: Delta) -> list[Completion]:
-        """The chunk for what is new of one choice."""
-        logprobs = self._columns[delta.index].add(delta.logprobs) if self._columns and delta.logprobs else None
+        """The chunk for what is new of one choice; none if that is only tokens that nobody asked for."""
+        logprobs = self._columns_of(delta) if self._columns and delta.logprobs else None
+        if not delta.text and logprobs is None and delta.finish_reason is None:
+            return []
         choice = CompletionChoice(delta.index, delta.text, logprobs, delta.finish_reason)
         return [Completion(self._id, self._created, self._model, [choice], self._no_usage)]
 
@@ -101,6 +105,12 @@ class CompletionShape:
         choices = [self._choice(index, log) for index, log in enumerate(logs)]
         return Completion(self._id, self._created, self._model, choices, usage_of(streams))
 
+    def _columns_of(self, delta: Delta) -> CompletionLogprobs:
+        columns = self._columns[delta.index]
+        if columns.num_tokens < delta.token_offset:  # told on an earlier connection; what follows is counted from there
+            columns.add(self._logs[delta.index].logprobs[columns.num_tokens : delta.token_offset])
+        return columns.add(delta.logprobs)
+
     def _choice(self, index: int, log: ChoiceLog) -> CompletionChoice:
         logprobs = self._columns[index].add(log.logprobs) if self._columns else None
         return CompletionChoice(index, log.text, logprobs, log.finish_reason)
@@ -110,10 +120,12 @@ class _Columns:
     """Tells one choice's log-probabilities, and where in its text each token begins."""
 
     def __init__(self) -> None:
+        self.num_tokens = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_chars = 0
 
     def add(self, logprobs: Sequence[TextLogprobs]) -> CompletionLogprobs:
+        self.num_tokens += len(logprobs)
         offsets = []
         for position in logprobs:
             offsets.append(self._num_chars)

@@ -33,7 +33,19 @@ class GatewayConfig(Config):
     stall_timeout_s: float = setting(120.0, "longest silence of a request after its first token", minimum=0.1)
     cancel_timeout_s: float = setting(5.0, "longest wait for the mesh to confirm a cancellation", minimum=0.1)
     failover_timeout_s: float = setting(
-        5.0, "longest wait for another detokenizer to go on when a request's own is gone", minimum=0.1
+        20.0, "longest wait for another scheduler or detokenizer to go on when a request's own is gone", minimum=0.1
+    )
+    replay_after_s: float = setting(
+        2.0, "a request that produces nothing for so long has its scheduler asked for what may be lost", minimum=0.1
+    )
+    adopt_timeout_s: float = setting(
+        1.0, "longest wait for a scheduler to say that it has a request that a client comes back for", minimum=0.1
+    )
+    resume_grace_s: float = setting(
+        30.0,
+        "how long a request whose connection broke goes on without a reader, for its client to come back; "
+        "0 stops it at once",
+        minimum=0,
     )
     call_timeout_s: float = setting(10.0, "longest wait for a tokenizer's answer to /tokenize", minimum=0.1)
     write_timeout_s: float = setting(30.0, "a client whose socket takes nothing for so long is cut off", minimum=0.1)

@@ -29,6 +29,16 @@ class AnswerOptions:
     is_stream: bool
     includes_usage: bool
     """Whether a stream ends with what the request consumed."""
+    is_resumable: bool = False
+    """Whether the request outlives a connection that breaks."""
+
+
+def sibling_ids(first: RequestId, count: int) -> list[RequestId]:
+    """The ids of the `count` requests to the mesh that one client request becomes, `first` and those derived from it.
+
+    So `first` alone is enough to find all of them again.
+    """
+    return [first, *(RequestId(f"{first}-{number}") for number in range(1, count))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,8 @@ class Draft:
         scheduler_id: InstanceId,
         tenant: str,
         priority: int,
+        owner: str = "",
+        client: bytes = b"",
     ) -> SubmitRequest:
         """The message that asks for `prompt`; without a seed from the client, every submission has its own."""
         sampling = self.sampling if self.has_seed else msgspec.structs.replace(self.sampling, seed=new_seed())
@@ -76,4 +88,6 @@ class Draft:
             ignore_eos=self.ignore_eos,
             priority=priority,
             timeout_ms=self.timeout_ms,
+            owner=owner,
+            client=client,
         )

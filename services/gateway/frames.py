@@ -41,10 +41,15 @@ class CancelOpenRequest(msgspec.Struct, tag_field="type", tag="request.cancel", 
 
 
 class ResumeRequest(msgspec.Struct, tag_field="type", tag="request.resume", forbid_unknown_fields=True):
-    """Go on with a request of another connection; not supported yet."""
+    """Go on with a request of a connection that broke, perhaps at another gateway; answered as `request.create`."""
 
     request_id: str
-    offset: int = 0
+    offset: int | list[int] = 0
+    """How many characters the client has: of the first choice, or of each choice."""
+    token_offset: int | list[int] = 0
+    """The same in tokens, for deltas that carry tokens or log-probabilities."""
+    id: str | None = None
+    """The client's name for it on this connection; by default the one that it had when it was created."""
 
 
 class Ping(msgspec.Struct, tag_field="type", tag="ping", forbid_unknown_fields=True):
@@ -71,6 +76,8 @@ class TextDelta(msgspec.Struct, tag_field="type", tag="request.delta"):
     index: int
     offset: int
     text: str
+    token_offset: int | _Unset = msgspec.UNSET
+    """Of the tokens that follow, if any were asked for."""
     token_ids: Sequence[int] | _Unset = msgspec.UNSET
     logprobs: list[ContentLogprob] | _Unset = msgspec.UNSET
 
@@ -123,7 +130,8 @@ class Cancelled(msgspec.Struct, tag_field="type", tag="request.cancelled"):
 
 
 class GoingAway(msgspec.Struct, tag_field="type", tag="going_away"):
-    """This gateway drains: what runs may finish until the deadline, new requests go elsewhere."""
+    """This gateway drains: what runs may finish until the deadline, then the connection is closed with 1012 and what
+    is left can be resumed elsewhere; new requests go elsewhere at once."""
 
     deadline_ms: int
 

@@ -11,15 +11,17 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from services.gateway.attachments import Attachments
 from services.gateway.chat import chat_draft
 from services.gateway.completions import completion_draft
 from services.gateway.config import GatewayConfig
 from services.gateway.connections import SlowReaderWatch
 from services.gateway.failures import RequestFailed, encode_error, error_headers
-from services.gateway.generation import generate
-from services.gateway.keys import Keys
+from services.gateway.generation import Generation
+from services.gateway.keys import Caller, Keys
 from services.gateway.mesh import Mesh
 from services.gateway.models import list_models, one_model, readiness
+from services.gateway.resumption import counts_in, find
 from services.gateway.sockets import Sockets
 from services.gateway.sse import REQUEST_ID_HEADER
 from services.gateway.tokenization import detokenize, tokenize
@@ -50,7 +52,9 @@ class HttpServer:
         self._config = config
         self._keys = Keys(config.api_keys)
         self._watch = SlowReaderWatch(mesh.clock, config.write_timeout_s)
-        self._sockets = Sockets(mesh, config, self._keys, self._watch)
+        attachments = Attachments(mesh)
+        self._generation = Generation(mesh, attachments, config)
+        self._sockets = Sockets(mesh, attachments, config, keys=self._keys, watch=self._watch)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -84,9 +88,10 @@ class HttpServer:
         self._sockets.say_going_away(deadline_s)
 
     async def stop(self) -> None:
-        """Close every connection, after what is being written."""
+        """Close every connection, after what is being written; at once those of streams that go on elsewhere."""
         self._mesh.on_tick.discard(self._check_connections)
         await self._sockets.close_all()
+        self._generation.break_off()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -102,6 +107,7 @@ class HttpServer:
                 web.get("/v1/models/{model:.+}", self._model),
                 web.post("/v1/chat/completions", self._chat_completions),
                 web.post("/v1/completions", self._completions),
+                web.get("/v1/requests/{request_id}/stream", self._resume, allow_head=False),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.get("/v1/stream", self._sockets.handle, allow_head=False),
@@ -123,20 +129,26 @@ class HttpServer:
         return _json(report, status=200 if report.is_ready else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
-        self._keys.tenant(request.headers)
+        self._keys.caller(request.headers)
         return _json(list_models(self._mesh))
 
     async def _model(self, request: web.Request) -> web.Response:
-        self._keys.tenant(request.headers)
+        self._keys.caller(request.headers)
         return _json(one_model(self._mesh, request.match_info["model"]))
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        tenant, body = await self._read(request)
-        return await generate(request, chat_draft(body), tenant, mesh=self._mesh, config=self._config)
+        caller, body = await self._read(request)
+        return await self._generation.create(request, chat_draft(body), caller)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        tenant, body = await self._read(request)
-        return await generate(request, completion_draft(body), tenant, mesh=self._mesh, config=self._config)
+        caller, body = await self._read(request)
+        return await self._generation.create(request, completion_draft(body), caller)
+
+    async def _resume(self, request: web.Request) -> web.StreamResponse:
+        caller = self._keys.caller(request.headers)
+        chars, tokens = counts_in(request.query)
+        resumption = await find(self._mesh, request.match_info["request_id"], caller.owner, chars=chars, tokens=tokens)
+        return await self._generation.resume(request, resumption)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         _, body = await self._read(request)
@@ -146,9 +158,9 @@ class HttpServer:
         _, body = await self._read(request)
         return _json(await detokenize(self._mesh, body))
 
-    async def _read(self, request: web.Request) -> tuple[str, dict[str, Any]]:
+    async def _read(self, request: web.Request) -> tuple[Caller, dict[str, Any]]:
         """Whose request this is and the object in its body: the key is checked before anything is read."""
-        tenant = self._keys.tenant(request.headers)
+        caller = self._keys.caller(request.headers)
         self._mesh.check_open()
         if request.content_type != "application/json":
             raise InvalidRequest("Send the body with the header Content-Type: application/json.")
@@ -163,7 +175,7 @@ class HttpServer:
             raise InvalidRequest("The body could not be read: it ended early, or is not encoded as it says.") from error
         except TimeoutError:
             raise InvalidRequest("The body did not arrive in time.") from None
-        return tenant, decode_json(data)
+        return caller, decode_json(data)
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body must have at most {self._config.max_body_bytes} bytes.")

@@ -1,7 +1,9 @@
 """Who is calling: API keys and the tenants they stand for. Owns authentication; every key may do everything."""
 
+import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from shared.errors import Unauthorized
 from shared.ids import DEFAULT_TENANT
@@ -23,16 +25,25 @@ def parse_keys(entries: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls."""
+
+    tenant: str
+    owner: str
+    """Whose a request is: only the same key may resume it. A hash, so that no key travels through the mesh."""
+
+
 class Keys:
     """The keys that open this gateway."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._pairs = [(tenant, key.encode()) for tenant, key in parse_keys(entries)]
 
-    def tenant(self, headers: Mapping[str, str]) -> str:
+    def caller(self, headers: Mapping[str, str]) -> Caller:
         """Whose call this is. Raises Unauthorized without a key, or with a wrong one."""
         if not self._pairs:
-            return DEFAULT_TENANT
+            return Caller(DEFAULT_TENANT, "")
         given = _given_key(headers)
         if given is None:
             raise Unauthorized("No API key was given. Send it in the header: Authorization: Bearer YOUR_KEY.")
@@ -42,7 +53,7 @@ class Keys:
                 found = tenant
         if found is None:
             raise Unauthorized("The API key is wrong.")
-        return found
+        return Caller(found, hashlib.sha256(given).hexdigest())
 
 
 def _given_key(headers: Mapping[str, str]) -> bytes | None:

@@ -6,31 +6,58 @@ happens on one event loop, and state changes only between awaits.
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from services.gateway.admission import Admission
+from services.gateway.adoptions import Adoptions, unknown_request
 from services.gateway.calls import Calls, new_call_id
 from services.gateway.config import GatewayConfig
-from services.gateway.drafts import Draft
+from services.gateway.drafts import Draft, sibling_ids
+from services.gateway.keys import Caller
 from services.gateway.priorities import Priorities
-from services.gateway.requests import OpenRequests, Outgoing
+from services.gateway.requests import OpenRequests
 from services.gateway.streams import Stream
+from services.gateway.submissions import Outgoing
+from services.gateway.usage import UsageRecords
 from shared import subjects
 from shared.clock import Clock
 from shared.codec import encode
 from shared.errors import Disconnected, InvalidRequest, MessageError, Overloaded, TooLarge, Unavailable
-from shared.ids import InstanceId, Service, new_request_id
-from shared.messages import Message, Presence, PromptTokenized, TextProduced, TokensDetokenized
+from shared.ids import InstanceId, RequestId, Service, new_request_id
+from shared.messages import (
+    Message,
+    Presence,
+    PromptTokenized,
+    RequestAdopted,
+    RequestRefused,
+    RequestUnknown,
+    TextProduced,
+    TokensDetokenized,
+)
 from shared.presence import Directory
 from shared.transport import Transport
+from shared.usage import UsageOutbox
 
 log = logging.getLogger(__name__)
 
 A = TypeVar("A", PromptTokenized, TokensDetokenized)
 
 _RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A request that was found again."""
+
+    stream: Stream
+    client: bytes
+    """What the gateway that admitted it gave."""
+    num_tokens: tuple[int, ...]
+    """For each choice, how many tokens there are for sure. They may still be on their way into `stream`."""
 
 
 class Mesh:
@@ -41,7 +68,15 @@ class Mesh:
         self.clock = clock
         self.directory = Directory(clock)
         self.admission = Admission(self.directory, clock)
-        self.requests = OpenRequests(gateway_id, config)
+        self.usage = UsageOutbox(transport)
+        self.requests = OpenRequests(
+            gateway_id,
+            config,
+            self.admission.another_scheduler,
+            lambda: self.transport.max_payload,
+            UsageRecords(gateway_id, self.usage.add).ended,
+        )
+        self.adoptions = Adoptions(gateway_id, config)
         self.calls = Calls(config)
         self.is_draining = False
         self.num_requests = 0
@@ -54,6 +89,7 @@ class Mesh:
         self._gateway_id = gateway_id
         self._config = config
         self._priorities = Priorities(config.best_priorities)
+        self._scheduler_lost_at = -math.inf
 
     # For the front doors.
 
@@ -64,30 +100,34 @@ class Mesh:
         if not self.transport.is_connected:
             raise Unavailable("This gateway has lost its message broker.", retry_after_s=_RETRY_AFTER_S)
 
-    def admit(self, draft: Draft, tenant: str) -> list[Stream]:
+    def admit(self, draft: Draft, caller: Caller, *, client: bytes = b"") -> list[Stream]:
         """Open one request for each prompt of `draft`, all or none; `submit` sends them.
 
-        Whoever calls this calls `cancel` with the result when it loses interest, whatever happened until then.
+        `client` is what any gateway needs to tell the answer again; without it the request cannot be resumed. Whoever
+        calls this calls `cancel` with the result when it loses interest, whatever happened until then.
         Raises Unavailable, ModelNotFound, NotAllowed, Overloaded or TooLarge.
         """
         self.check_open()
         self.admission.check_model(draft.model)
-        priority = self._priorities.of(tenant, draft.priority)
+        priority = self._priorities.of(caller.tenant, draft.priority)
         num_free = self._config.max_open_requests - len(self.requests)
         if len(draft.prompts) > num_free:
             raise Overloaded("Too many requests are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
         scheduler_id = self.admission.choose_scheduler(draft.model, len(draft.prompts))
         subject = subjects.tokenize(draft.model)
+        request_ids = sibling_ids(new_request_id(), len(draft.prompts))
         messages = [
             draft.submission(
                 prompt,
-                new_request_id(),
+                request_id,
                 gateway_id=self._gateway_id,
                 scheduler_id=scheduler_id,
-                tenant=tenant,
+                tenant=caller.tenant,
                 priority=priority,
+                owner=caller.owner,
+                client=client,
             )
-            for prompt in draft.prompts
+            for prompt, request_id in zip(draft.prompts, request_ids, strict=True)
         ]
         submissions = [(subject, self._fitting(message)) for message in messages]
         now = self.clock.now()
@@ -102,7 +142,36 @@ class Mesh:
     async def cancel(self, streams: Sequence[Stream]) -> None:
         """Stop those that have not ended."""
         for stream in streams:
-            await self.publish(self.requests.cancel(stream.request_id, self.clock.now()))
+            await self.publish(self.requests.cancel(stream, self.clock.now()))
+
+    async def detach(self, streams: Sequence[Stream]) -> None:
+        """Nobody reads these any more, but somebody may come back for them: those that are not resumed within the
+        grace period are cancelled. Nothing happens to those that have ended, or in a gateway that leaves."""
+        for stream in streams:
+            await self.publish(self.requests.detach(stream, self.clock.now()))
+
+    def attach(self, streams: Sequence[Stream]) -> None:
+        """Somebody reads these (again)."""
+        for stream in streams:
+            self.requests.attach(stream)
+
+    async def resume(self, request_id: RequestId, owner: str) -> Resumed:
+        """One resumable request of this owner, running or ended, wherever in the mesh it is.
+
+        One that comes from elsewhere begins without a reader, as after `detach`. Raises NotFound for one that is
+        unknown, of another owner, expired or not resumable, and Unavailable or Overloaded as `admit` does.
+        """
+        self.check_open()
+        request = self.requests.find(request_id)
+        if request is None:
+            if len(self.requests) + len(self.adoptions) >= self._config.max_open_requests:
+                raise Overloaded("Too many requests are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
+            answer, outgoing = self.adoptions.look_for(request_id, owner, self.clock.now())
+            await self.publish(outgoing)
+            request = await answer
+        elif not request.is_resumable or request.spec.owner != owner:
+            raise unknown_request()
+        return Resumed(request.stream, request.spec.client, request.num_tokens())
 
     async def ask(self, model: str, kind: type[A], question: Callable[[str, InstanceId], Message]) -> A:
         """A tokenizer's answer, of type `kind`, to `question`, which is given a call id and who asks.
@@ -130,6 +199,26 @@ class Mesh:
         self.admission.observe(beat)
         if is_news and beat.service is Service.DETOKENIZER:
             self.requests.detokenizer_found(beat.models)
+        elif is_news and beat.service is Service.SCHEDULER:
+            await self.publish(self.requests.scheduler_found(beat.instance_id, self.clock.now()))
+
+    async def refused(self, message: RequestRefused) -> None:
+        """A tokenizer or a scheduler did not take a request."""
+        await self.publish(self.requests.refused(message, self.clock.now()))
+
+    async def unknown(self, message: RequestUnknown) -> None:
+        """A scheduler does not have a request that it should have."""
+        await self.publish(self.requests.unknown(message, self.clock.now()))
+
+    async def adopted(self, message: RequestAdopted) -> None:
+        """A scheduler has a request that a client has come back for."""
+        is_new = self.requests.find(message.submission.request_id) is None
+        request, outgoing = self.requests.adopted(message, self.clock.now())
+        if is_new and request is not None and not request.had_ended:
+            self.num_requests += 1  # it will be counted here when it ends
+        await self.publish(outgoing)
+        if request is not None:
+            self.adoptions.found(message.query_id, request)
 
     async def text_produced(self, message: TextProduced) -> None:
         """A detokenizer has text and ends for us."""
@@ -139,24 +228,28 @@ class Mesh:
     async def tick(self) -> None:
         """Time has passed."""
         now = self.clock.now()
-        if self.transport.is_connected:  # without the broker nobody can be heard, which says nothing about them
+        is_connected = self.transport.is_connected
+        if is_connected:  # without the broker nobody can be heard, which says nothing about them
             await self._lose(self.directory.expire())
-        await self.publish(self.requests.tick(now))
+        await self.publish(self.requests.tick(now, is_connected=is_connected))
         await self.publish(self.calls.tick(now))
+        await self.publish(self.adoptions.tick(now, lost_at=self._scheduler_lost_at))
         self.admission.forget()
         for callback in list(self.on_tick):
             callback()
 
     async def end_all(self) -> None:
-        """Fail everything that is still open: this gateway leaves."""
+        """This gateway leaves: fail everything that is still open and cannot be resumed at another one."""
         error = Unavailable("This gateway is shutting down.", retry_after_s=_RETRY_AFTER_S)
         self.calls.fail_all(error)
+        self.adoptions.fail_all()
         await self.publish(self.requests.end_all(error, self.clock.now()))
 
     async def _lose(self, gone: Iterable[Presence]) -> None:
         now = self.clock.now()
         for beat in gone:
             if beat.service is Service.SCHEDULER:
+                self._scheduler_lost_at = now
                 await self.publish(self.requests.scheduler_lost(beat.instance_id, now))
             elif beat.service is Service.DETOKENIZER:
                 without = [model for model in beat.models if not self.directory.alive(Service.DETOKENIZER, model)]

@@ -1,24 +1,25 @@
 """The gateway's open requests: sent until somebody takes them, followed until they end, cancelled until that is known.
 
 A table without I/O: every event returns the messages to send. Each request ends in exactly one terminal event, whatever
-the mesh does. A request that ended here but perhaps not in the mesh (cancelled, stalled, incomplete) stays in the table
-until the mesh confirms, so that a lost cancellation is sent again.
-
-A later version can submit the request of a lost scheduler to another one, with the tokens that it already has, where
-this one fails it (`scheduler_lost`).
+the mesh does. A request whose scheduler is lost, or has lost it, is submitted to another one as its next attempt, with
+the output that is here; what was lost on its way is asked for again. A request that ended here but perhaps not in the
+mesh (cancelled, stalled) stays in the table until the mesh confirms, so that a lost cancellation is sent again.
 """
 
 import logging
-import math
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 
+from services.gateway.attachments import resumed_elsewhere
 from services.gateway.config import GatewayConfig
-from services.gateway.streams import End, OutputGap, Stream
+from services.gateway.ends import end_of, record, unavailable
+from services.gateway.handover import TRY_AGAIN_AFTER_S, Choose, Handover
+from services.gateway.open_request import OpenRequest
+from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
+from services.gateway.submissions import Outgoing
 from shared import subjects
 from shared.codec import encode
-from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
+from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
 from shared.messages import (
     CancelRequest,
@@ -26,67 +27,71 @@ from shared.messages import (
     ErrorInfo,
     Outcome,
     RequestAccepted,
+    RequestAdopted,
     RequestClosed,
+    RequestMoved,
     RequestRefused,
+    RequestUnknown,
     SubmitRequest,
     TextProduced,
 )
 
 log = logging.getLogger(__name__)
 
-Outgoing = tuple[str, bytes]
-"""A subject and what to publish on it."""
-
 _REPEAT_CANCEL_AFTER_S = 1.0
 _DEADLINE_GRACE_S = 1.0
 """A request's time runs at its scheduler, which says what it consumed. So much later it ends here in any case."""
-_RETRY_AFTER_S = 1.0
+_MAX_INCOMPLETE_ENDS = 5
+"""So often an end without all of the output before it is taken for a loss on the way."""
+_MAX_BYTES = 1 << 20
 
 
-@dataclass(slots=True)
-class OpenRequest:
-    """One request to the mesh that is not known to have ended there."""
+OnEnd = Callable[[OpenRequest, End], None]
 
-    stream: Stream
-    model: str
-    tenant: str
-    scheduler_id: InstanceId
-    submission: Outgoing | None
-    """How to send it again; None once it is accepted."""
-    opened_at: float
-    sent_at: float
-    heard_at: float
-    deadline: float = math.inf
-    num_submissions: int = 1
-    detokenizer_id: InstanceId | None = None
-    """Known from its first text on."""
-    bereft_at: float | None = None
-    """Since when its detokenizer is gone; its scheduler may give it to another one, which says all of it again."""
-    cancelled_at: float | None = None
-    cancel_sent_at: float = 0.0
+
+def _nobody(_model: str) -> InstanceId | None:
+    return None
+
+
+def _nothing(_request: OpenRequest, _end: End) -> None:
+    pass
 
 
 class OpenRequests:
     """All open requests of this gateway, by id."""
 
-    def __init__(self, gateway_id: InstanceId, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        gateway_id: InstanceId,
+        config: GatewayConfig,
+        choose: Choose = _nobody,
+        max_bytes: Callable[[], int] = lambda: _MAX_BYTES,
+        on_end: OnEnd = _nothing,
+    ) -> None:
+        """`choose` finds a scheduler for a request that lost its own; `max_bytes` is what a message may have; `on_end`
+        is told of each request that ends for its client, also of one whose end another gateway may have told."""
         self.num_ended: Counter[Outcome] = Counter()
         self.num_orphans = 0
-        """Messages about requests that are not open."""
+        """Messages about requests that are not open, or of earlier attempts."""
+        self.handover = Handover(gateway_id, choose, max_bytes)
         self._gateway_id = gateway_id
         self._config = config
+        self._on_end = on_end
         self._requests: dict[RequestId, OpenRequest] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def num_detached(self) -> int:
+        """Those that nobody reads at the moment."""
+        return sum(request.detached_until is not None for request in self._requests.values())
+
     def open(self, message: SubmitRequest, submission: Outgoing, now: float) -> Stream:
         """Follow a request that is being sent: the log that it will have. `submission` is what sends it."""
         stream = Stream(message.request_id, message.num_choices)
-        request = OpenRequest(stream, message.model, message.tenant, message.scheduler_id, submission, now, now, now)
-        if message.timeout_ms is not None:
-            request.deadline = now + message.timeout_ms / 1000 + _DEADLINE_GRACE_S
-        self._requests[stream.request_id] = request
+        request = OpenRequest(stream, message, message.scheduler_id, now, now, submission, sent_at=now)
+        self._add(request)
         return stream
 
     def submission(self, request_id: RequestId) -> list[Outgoing]:
@@ -98,134 +103,273 @@ class OpenRequests:
 
     def accepted(self, message: RequestAccepted, now: float) -> None:
         """A scheduler has taken a request."""
-        if (request := self._find(message.request_id)) is not None:
+        request = self._find(message.request_id)
+        if request is not None and (message.scheduler_id, message.attempt) == (request.scheduler_id, request.attempt):
+            request.num_prompt_tokens = message.num_prompt_tokens
             self._accept(request, now)
 
-    def refused(self, message: RequestRefused) -> None:
-        """A request was never started. Means nothing about one that was accepted: then it answers a repetition."""
+    def refused(self, message: RequestRefused, now: float) -> list[Outgoing]:
+        """An attempt was never started. Means nothing about one that was accepted: then it answers a repetition."""
         request = self._find(message.request_id)
-        if request is None or request.stream.is_accepted:
-            return
-        if request.cancelled_at is None:
-            self._settle(request, End(Outcome.FAILED, error=message.error))
-        else:
+        if request is None or request.is_taken or message.attempt != request.attempt:
+            return []
+        if request.cancelled_at is not None:
             self._settle(request, End(Outcome.CANCELLED))
+            return []
+        if message.error.status == Unavailable.status:
+            outgoing = self._hand_over(request, self.handover.redirect, now)
+            if outgoing is not None:
+                return outgoing
+        self._settle(request, End(Outcome.FAILED, error=message.error))
+        return []
 
     def text_produced(self, message: TextProduced, now: float) -> list[Outgoing]:
         """Text and ends of any number of requests."""
         outgoing: list[Outgoing] = []
         for text in message.texts:
-            if (request := self._find(text.request_id)) is not None:
+            if (request := self._find(text.request_id, text.attempt)) is not None:
                 request.detokenizer_id, request.bereft_at = message.detokenizer_id, None
                 outgoing += self._text(request, text, now)
         for closed in message.closed:
-            if (request := self._find(closed.request_id)) is not None:
-                self._settle(request, _end_of(request, closed))
+            if (request := self._find(closed.request_id, closed.attempt)) is not None:
+                outgoing += self._closed(request, closed, now)
         return outgoing
 
+    def unknown(self, message: RequestUnknown, now: float) -> list[Outgoing]:
+        """A scheduler does not have what it was asked for: it has lost it, or never got it."""
+        request = self._find(message.request_id)
+        if request is None or (message.scheduler_id, message.attempt) != (request.scheduler_id, request.attempt):
+            return []
+        if request.cancelled_at is not None:
+            self._settle(request, End(Outcome.CANCELLED))
+        elif request.is_taken:
+            return self._lose(request, now)
+        return []
+
+    def moved(self, message: RequestMoved) -> None:
+        """The client of a request has come back to another gateway, which follows it from now on."""
+        request = self._find(message.request_id)
+        if request is None or message.scheduler_id != request.scheduler_id:
+            return
+        del self._requests[message.request_id]
+        if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
+            log.info("request moved to another gateway", extra={"request_id": message.request_id})
+
+    def adopted(self, message: RequestAdopted, now: float) -> tuple[OpenRequest | None, list[Outgoing]]:
+        """A scheduler has pointed a request to this gateway, which nobody reads here yet. None if it is of no use."""
+        submission, scheduler_id = message.submission, message.scheduler_id
+        request = self._requests.get(submission.request_id)
+        if request is not None and submission.attempt <= request.attempt:
+            is_known = (scheduler_id, submission.attempt) == (request.scheduler_id, request.attempt)
+            stale = CancelRequest(submission.request_id, self._gateway_id, submission.attempt)
+            is_wanted = request.cancelled_at is None
+            return request if is_known and is_wanted else None, [] if is_known else [_to(scheduler_id, stale)]
+        outgoing: list[Outgoing] = []
+        if request is None:
+            stream = Stream(submission.request_id, submission.num_choices)
+            request = OpenRequest(stream, submission, scheduler_id, now, now, had_ended=message.has_ended)
+            request.detached_until = now + self._config.resume_grace_s
+            self._add(request)
+        elif request.scheduler_id is not None:  # an earlier attempt of it had answered first
+            outgoing.append(request.cancellation(self._gateway_id, now))
+        request.scheduler_id, request.attempt = scheduler_id, submission.attempt
+        request.num_prompt_tokens = len(submission.prompt_token_ids)
+        request.num_tokens_at_adoption = message.num_output_tokens
+        self._accept(request, now)
+        return request, outgoing
+
     def scheduler_lost(self, scheduler_id: InstanceId, now: float) -> list[Outgoing]:
-        """A scheduler is gone, and with it what it held."""
-        lost = [request for request in self._requests.values() if request.scheduler_id == scheduler_id]
-        error = _unavailable("The scheduler that held this request is gone.")
-        return [message for request in lost for message in self._abandon(request, error, now)]
+        """A scheduler is gone, and with it what it held: others go on from what is here."""
+        outgoing: list[Outgoing] = []
+        for request in [each for each in self._requests.values() if each.scheduler_id == scheduler_id]:
+            if request.cancelled_at is not None:
+                self._believe(request)
+            else:
+                outgoing += self._lose(request, now)
+        return outgoing
+
+    def scheduler_found(self, scheduler_id: InstanceId, now: float) -> list[Outgoing]:
+        """A scheduler is there, or has another model: it drops what goes on elsewhere, and gets what waits."""
+        outgoing = [_to(scheduler_id, message) for message in self.handover.came_back(scheduler_id)]
+        for request in [each for each in self._requests.values() if each.scheduler_id is None]:
+            outgoing += self._hand_over(request, self.handover.find_home, now) or []
+        return outgoing
 
     def detokenizer_lost(self, detokenizer_id: InstanceId, models_without: Collection[str], now: float) -> None:
-        """A detokenizer is gone. `models_without` have none left: whoever had no text yet is as badly off."""
+        """A detokenizer is gone: another goes on. `models_without` have none left."""
         for request in self._requests.values():
-            had_text = request.detokenizer_id is not None
-            is_bereft = request.detokenizer_id == detokenizer_id if had_text else request.model in models_without
-            if is_bereft:
+            if request.spec.model in models_without:
                 request.bereft_at = now
+            elif request.detokenizer_id == detokenizer_id:
+                request.hurry(now + TRY_AGAIN_AFTER_S)
 
     def detokenizer_found(self, models: Collection[str]) -> None:
-        """A detokenizer takes work for `models`: what waits for its first text can have it from this one."""
+        """A detokenizer takes work for `models`."""
         for request in self._requests.values():
-            if request.detokenizer_id is None and request.model in models:
+            if request.spec.model in models:
                 request.bereft_at = None
 
-    # What the client wants, and what time brings.
+    # What clients want, and what time brings.
 
-    def cancel(self, request_id: RequestId, now: float) -> list[Outgoing]:
+    def cancel(self, stream: Stream, now: float) -> list[Outgoing]:
         """Stop a request; the mesh confirms with its end. Nothing happens to one that is cancelled or ended already."""
-        request = self._requests.get(request_id)
+        request = self._of(stream)
         if request is None or request.cancelled_at is not None:
             return []
         return self._cancel(request, now)
 
-    def end_all(self, error: RequestError, now: float) -> list[Outgoing]:
-        """Fail whatever is still open."""
-        return [message for request in list(self._requests.values()) for message in self._abandon(request, error, now)]
+    def detach(self, stream: Stream, now: float) -> list[Outgoing]:
+        """Nobody reads a request any more: cancel it, unless somebody comes back for it within a while."""
+        request = self._of(stream)
+        if request is None or request.cancelled_at is not None:
+            return []
+        if not self._config.resume_grace_s:
+            return self._cancel(request, now)
+        request.detached_until = now + self._config.resume_grace_s
+        return []
 
-    def tick(self, now: float) -> list[Outgoing]:
-        """Time has passed: repeat what nobody answered, fail what waited too long."""
-        return [message for request in list(self._requests.values()) for message in self._check(request, now)]
+    def attach(self, stream: Stream) -> None:
+        """Somebody reads a request."""
+        if (request := self._of(stream)) is not None:
+            request.detached_until = None
 
-    def _find(self, request_id: RequestId) -> OpenRequest | None:
+    def find(self, request_id: RequestId) -> OpenRequest | None:
+        """A request that is open here, and wanted."""
         request = self._requests.get(request_id)
-        if request is None:
+        return request if request is not None and request.cancelled_at is None else None
+
+    def end_all(self, error: RequestError, now: float) -> list[Outgoing]:
+        """Fail whatever is still open and cannot be resumed. The rest is let go: other gateways may take it over."""
+        outgoing: list[Outgoing] = []
+        for request in list(self._requests.values()):
+            if request.is_resumable and request.cancelled_at is None:
+                del self._requests[request.request_id]
+            else:
+                outgoing += self._abandon(request, error, now)
+        return outgoing
+
+    def tick(self, now: float, *, is_connected: bool = True) -> list[Outgoing]:
+        """Time has passed: repeat what nobody answered, fail what waited too long.
+
+        Without the broker (`is_connected`) nobody can answer, which says nothing about them.
+        """
+        requests = list(self._requests.values())
+        return [message for request in requests for message in self._check(request, now, is_connected)]
+
+    def _add(self, request: OpenRequest) -> None:
+        if (timeout_ms := request.spec.timeout_ms) is not None:
+            request.deadline = request.opened_at + timeout_ms / 1000 + _DEADLINE_GRACE_S
+        self._requests[request.request_id] = request
+
+    def _find(self, request_id: RequestId, attempt: int | None = None) -> OpenRequest | None:
+        """An open request, unless what was said of it is from an earlier attempt."""
+        request = self._requests.get(request_id)
+        if request is None or (attempt is not None and attempt < request.attempt):
             self.num_orphans += 1
+            return None
         return request
 
+    def _of(self, stream: Stream) -> OpenRequest | None:
+        """The request of a stream, unless the same one was let go and found again with another stream."""
+        request = self._requests.get(stream.request_id)
+        return request if request is not None and request.stream is stream else None
+
     def _accept(self, request: OpenRequest, now: float) -> None:
-        request.submission = None
+        request.submission, request.lost_at, request.is_taken = None, None, True
         request.heard_at = now
+        request.went_on(now, self._config)
         request.stream.accept()
 
     def _text(self, request: OpenRequest, text: ChoiceText, now: float) -> list[Outgoing]:
         if not 0 <= text.index < len(request.stream.choices):
-            return self._abandon(request, _unavailable("A service sent a choice that was not asked for."), now)
-        self._accept(request, now)  # an acceptance that is late, or lost, changes nothing
+            return self._abandon(request, unavailable("A service sent a choice that was not asked for."), now)
+        if request.attempt == 1 and request.submission is not None:  # its acceptance is late, or lost
+            self._accept(request, now)
+        request.heard_at = now
+        choice = request.stream.choices[text.index]
+        num_before = len(choice.token_ids)
         try:
             request.stream.append(text)
         except OutputGap:
-            return self._abandon(request, _incomplete(), now)
+            request.hurry(now)
+        except LogprobsLost:
+            return self._abandon(request, unavailable("The log-probabilities of this request were lost."), now)
+        if len(choice.token_ids) > num_before:
+            request.num_losses = 0
+            request.went_on(now, self._config)
         return []
 
-    def _check(self, request: OpenRequest, now: float) -> list[Outgoing]:
+    def _closed(self, request: OpenRequest, closed: RequestClosed, now: float) -> list[Outgoing]:
+        is_incomplete = any(choice.finish_reason is None for choice in request.stream.choices)
+        if closed.outcome is Outcome.COMPLETED and is_incomplete and request.cancelled_at is None:
+            request.num_incomplete_ends += 1
+            if request.num_incomplete_ends < _MAX_INCOMPLETE_ENDS and request.scheduler_id is not None:
+                request.hurry(now)
+                return []
+        self._settle(request, end_of(request, closed))
+        return []
+
+    def _lose(self, request: OpenRequest, now: float) -> list[Outgoing]:
+        return self._hand_over(request, self.handover.lose, now) or []
+
+    def _hand_over(
+        self, request: OpenRequest, how: Callable[[OpenRequest, float], list[Outgoing] | None], now: float
+    ) -> list[Outgoing] | None:
+        try:
+            return how(request, now)
+        except Unavailable as error:
+            return self._abandon(request, error, now)
+
+    # Time.
+
+    def _check(self, request: OpenRequest, now: float, is_connected: bool) -> list[Outgoing]:
         if request.cancelled_at is not None:
             return self._press(request, now)
-        if now >= request.deadline:
-            return self._abandon(request, DeadlineExceeded("The request's timeout_ms is over."), now)
+        if (error := request.overdue(now, self._config, is_connected=is_connected)) is not None:
+            return self._abandon(request, error, now)
+        if request.detached_until is not None and now >= request.detached_until:
+            return self._cancel(request, now)
+        if not is_connected:
+            return []
+        if request.scheduler_id is None:
+            return self._hand_over(request, self.handover.find_home, now) or []
         if request.submission is not None:
             return self._submit_again(request, request.submission, now)
-        if request.bereft_at is not None and now - request.bereft_at >= self._config.failover_timeout_s:
-            return self._abandon(request, _unavailable("The detokenizer of this request is gone."), now)
-        if request.detokenizer_id is None and now - request.opened_at >= self._config.queue_timeout_s:
-            waited = self._config.queue_timeout_s
-            return self._abandon(request, Stalled(f"The request waited {waited:g} s and produced nothing."), now)
-        if request.detokenizer_id is not None and now - request.heard_at >= self._config.stall_timeout_s:
-            silent = self._config.stall_timeout_s
-            return self._abandon(request, Stalled(f"The mesh went silent for {silent:g} s in mid-request."), now)
-        return []
+        return [request.question(self._gateway_id, now)] if now >= request.ask_at else []
 
     def _submit_again(self, request: OpenRequest, submission: Outgoing, now: float) -> list[Outgoing]:
         if now - request.sent_at < self._config.resubmit_after_s:
             return []
         if request.num_submissions >= self._config.max_submissions:
-            return self._abandon(request, _unavailable("No service took the request in time."), now)
+            return self._abandon(request, unavailable("No service took the request in time."), now)
         request.num_submissions += 1
         request.sent_at = now
         return [submission]
+
+    # Ends.
 
     def _press(self, request: OpenRequest, now: float) -> list[Outgoing]:
         """Cancel again while the mesh does not confirm; after a while believe it without."""
         assert request.cancelled_at is not None
         if now - request.cancelled_at >= self._config.cancel_timeout_s:
-            self._settle(request, End(Outcome.CANCELLED))
+            self._believe(request)
             return []
         if now - request.cancel_sent_at < _REPEAT_CANCEL_AFTER_S:
             return []
-        return [self._cancellation(request, now)]
+        return [request.cancellation(self._gateway_id, now)]
+
+    def _believe(self, request: OpenRequest) -> None:
+        """A cancellation that nobody can confirm is taken for done; its scheduler is told should it come back."""
+        self.handover.leave_behind(request)
+        self._settle(request, End(Outcome.CANCELLED))
 
     def _cancel(self, request: OpenRequest, now: float) -> list[Outgoing]:
         request.cancelled_at = now
-        request.submission = None
-        return [self._cancellation(request, now)]
-
-    def _cancellation(self, request: OpenRequest, now: float) -> Outgoing:
-        request.cancel_sent_at = now
-        message = CancelRequest(request.stream.request_id, self._gateway_id)
-        return subjects.inbox(request.scheduler_id), encode(message)
+        request.submission, request.detached_until = None, None
+        if request.scheduler_id is None:
+            self._settle(request, End(Outcome.CANCELLED))
+            return []
+        return [request.cancellation(self._gateway_id, now)]
 
     def _abandon(self, request: OpenRequest, error: RequestError, now: float) -> list[Outgoing]:
         """End a request for the client, and have the mesh stop it."""
@@ -238,45 +382,16 @@ class OpenRequests:
     def _settle(self, request: OpenRequest, end: End) -> None:
         """The mesh is through with a request: so are we."""
         self._close(request, end)
-        del self._requests[request.stream.request_id]
+        del self._requests[request.request_id]
 
     def _close(self, request: OpenRequest, end: End) -> None:
-        if request.stream.close(end):
+        if not request.stream.close(end):
+            return
+        self._on_end(request, end)
+        if not request.had_ended:
             self.num_ended[end.outcome] += 1
-            _record(request, end)
+            record(request, end)
 
 
-def _end_of(request: OpenRequest, closed: RequestClosed) -> End:
-    """What the end that the mesh reports is for the client."""
-    outcome, error = closed.outcome, closed.error
-    if outcome is Outcome.COMPLETED and any(choice.finish_reason is None for choice in request.stream.choices):
-        outcome, error = Outcome.FAILED, ErrorInfo.of(_incomplete())
-    elif outcome is Outcome.CANCELLED and request.cancelled_at is None:
-        outcome, error = Outcome.FAILED, ErrorInfo.of(_unavailable("The mesh stopped this request."))
-    elif outcome is Outcome.FAILED and error is None:
-        error = ErrorInfo.of(RequestError("The mesh failed this request and did not say why."))
-    return End(outcome, closed.usage, closed.timing, error)
-
-
-def _incomplete() -> Unavailable:
-    return _unavailable("A part of the output was lost between two services.")
-
-
-def _unavailable(message: str) -> Unavailable:
-    return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
-
-
-def _record(request: OpenRequest, end: End) -> None:
-    log.info(
-        "request ended",
-        extra={
-            "request_id": request.stream.request_id,
-            "tenant": request.tenant,
-            "model": request.model,
-            "outcome": str(end.outcome),
-            "num_prompt_tokens": end.usage.num_prompt_tokens if end.usage else None,
-            "num_output_tokens": sum(end.usage.num_output_tokens) if end.usage else None,
-            "total_s": round(end.timing.total_s, 4),
-            "code": end.error.code if end.error else None,
-        },
-    )
+def _to(scheduler_id: InstanceId, message: CancelRequest) -> Outgoing:
+    return subjects.inbox(scheduler_id), encode(message)

@@ -17,7 +17,10 @@ from shared.messages import (
     Presence,
     PromptTokenized,
     RequestAccepted,
+    RequestAdopted,
+    RequestMoved,
     RequestRefused,
+    RequestUnknown,
     TextProduced,
     TokensDetokenized,
 )
@@ -40,7 +43,13 @@ class Gateway(Actor[GatewayInbound]):
             case RequestAccepted():
                 self.mesh.requests.accepted(message, self.clock.now())
             case RequestRefused():
-                self.mesh.requests.refused(message)
+                await self.mesh.refused(message)
+            case RequestUnknown():
+                await self.mesh.unknown(message)
+            case RequestMoved():
+                self.mesh.requests.moved(message)
+            case RequestAdopted():
+                await self.mesh.adopted(message)
             case PromptTokenized() | TokensDetokenized():
                 self.mesh.calls.answered(message)
             case CallFailed():
@@ -67,6 +76,8 @@ class Gateway(Actor[GatewayInbound]):
             num_disconnects=self.mesh.num_disconnects,
             num_cut_off=self.server.num_cut_off,
             num_orphans=requests.num_orphans,
+            num_detached_requests=requests.num_detached,
+            num_unrecorded=self.mesh.usage.num_unrecorded,
         )
 
     def models(self) -> tuple[str, ...]:
@@ -76,6 +87,7 @@ class Gateway(Actor[GatewayInbound]):
     async def on_start(self) -> None:
         """Listen to presence, and to clients. Raises ConfigError if the address cannot be had."""
         await self.listen(subjects.PRESENCE)
+        self.mesh.usage.start()
         try:
             await self.server.start()
         except OSError as error:
@@ -93,7 +105,9 @@ class Gateway(Actor[GatewayInbound]):
         return len(self.mesh.requests) == 0 and self.server.num_answering == 0
 
     async def on_stop(self) -> None:
-        """Fail what is still open, each once, and close every connection."""
+        """Let go what can be resumed elsewhere, fail the rest, each once, close every connection, and hand over what
+        usage has not been recorded yet."""
         self.mesh.is_draining = True
         await self.mesh.end_all()
         await self.server.stop()
+        await self.mesh.usage.stop()

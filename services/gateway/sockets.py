@@ -4,12 +4,14 @@ from typing import Final
 
 from aiohttp import web
 
+from services.gateway.attachments import Attachments
+from services.gateway.channels import Channels
 from services.gateway.config import GatewayConfig
 from services.gateway.connections import SlowReaderWatch
 from services.gateway.frames import JSON, MSGPACK, Encoding, GoingAway
 from services.gateway.keys import KEY_PROTOCOL_PREFIX, Keys
 from services.gateway.mesh import Mesh
-from services.gateway.websocket import GOING_AWAY, POLICY_VIOLATION, SocketConnection
+from services.gateway.websocket import POLICY_VIOLATION, SERVICE_RESTART, SocketConnection
 from services.gateway.wire import Wire
 from shared.errors import InvalidRequest
 
@@ -19,8 +21,11 @@ _ENCODINGS: Final = {encoding.subprotocol: encoding for encoding in (JSON, MSGPA
 class Sockets:
     """The WebSockets of one gateway."""
 
-    def __init__(self, mesh: Mesh, config: GatewayConfig, keys: Keys, watch: SlowReaderWatch) -> None:
+    def __init__(
+        self, mesh: Mesh, attachments: Attachments, config: GatewayConfig, *, keys: Keys, watch: SlowReaderWatch
+    ) -> None:
         self._mesh = mesh
+        self._attachments = attachments
         self._config = config
         self._keys = keys
         self._watch = watch
@@ -28,11 +33,20 @@ class Sockets:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one connection until it ends. Raises RequestError instead of opening it."""
-        tenant = self._keys.tenant(request.headers)
+        caller = self._keys.caller(request.headers)
         self._mesh.check_open()
         encoding = _encoding(request.headers.get("Sec-WebSocket-Protocol", ""))
         wire = await Wire.open(request, encoding, self._config)
-        connection = SocketConnection(wire, tenant, self._mesh, max_requests=self._config.max_requests_per_socket)
+        connection = SocketConnection(
+            wire,
+            lambda on_news: Channels(
+                caller,
+                self._mesh,
+                self._attachments,
+                max_requests=self._config.max_requests_per_socket,
+                on_news=on_news,
+            ),
+        )
         self._connections.add(connection)
         self._watch.say_goodbye_with(
             request.protocol, lambda: connection.close(POLICY_VIOLATION, "the client reads too slowly")
@@ -53,7 +67,7 @@ class Sockets:
         """End every connection, after what there is to say on it."""
         for connection in list(self._connections):
             await connection.flush()
-            connection.close(GOING_AWAY, "the gateway is shutting down")
+            connection.close(SERVICE_RESTART, "the gateway is shutting down")
 
 
 def _encoding(offered: str) -> Encoding:

@@ -5,23 +5,27 @@ One write for everything that is new at each look. Comments keep a silent stream
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 from aiohttp import web
 
+from services.gateway.attachments import resumed_elsewhere
 from services.gateway.failures import RequestFailed, encode_error
 from services.gateway.mesh import Mesh
+from services.gateway.presentation import Presentation
+from services.gateway.shapes import shape_of
 from services.gateway.streams import Delta, End, Reader, Stream
 from shared.errors import RequestError, Unavailable
-from shared.messages import ErrorInfo
+from shared.messages import ErrorInfo, Outcome
 
 log = logging.getLogger(__name__)
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 REQUEST_ID_HEADER: Final = "X-Request-Id"
+_LOST: Final = End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))
 _HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -29,30 +33,10 @@ _HEADERS: Final = {
 }
 
 
-class Shape(Protocol):
-    """How one endpoint puts what was said."""
-
-    def opening(self) -> Sequence[msgspec.Struct]:
-        """The chunks that begin a stream."""
-        ...
-
-    def chunks(self, delta: Delta) -> Sequence[msgspec.Struct]:
-        """The chunks for what is new of one choice."""
-        ...
-
-    def usage(self, streams: Sequence[Stream]) -> msgspec.Struct:
-        """The chunk that says what a stream consumed."""
-        ...
-
-    def whole(self, streams: Sequence[Stream]) -> msgspec.Struct:
-        """The answer in one piece."""
-        ...
-
-
-def raise_if_failed(reader: Reader) -> None:
-    """Raises RequestFailed if any part of what is read has failed."""
-    if (failure := reader.failure) is not None:
-        raise RequestFailed(_error_of(failure), reader.streams[0].request_id)
+def raise_if_failed(failure: End | None, streams: Sequence[Stream]) -> None:
+    """Raises RequestFailed if there is a failure."""
+    if failure is not None:
+        raise RequestFailed(_error_of(failure), streams[0].request_id)
 
 
 def _error_of(failure: End) -> ErrorInfo:
@@ -68,33 +52,61 @@ def id_header(streams: Sequence[Stream]) -> dict[str, str]:
 
 
 class EventStream:
-    """One streamed answer."""
+    """One streamed answer, or the rest of one."""
 
     def __init__(
         self,
         request: web.Request,
-        streams: Sequence[Stream],
+        presentation: Presentation,
+        read: Callable[[Callable[[], None]], Reader],
         *,
-        shape: Shape,
-        includes_usage: bool,
         mesh: Mesh,
         keep_alive_s: float,
     ) -> None:
+        """`read` makes the reader, given what to call when there is something new."""
+        self.has_begun = False
+        """Whether the client has been told how its request is called."""
         self._request = request
-        self._shape = shape
-        self._includes_usage = includes_usage
+        self._includes_usage = presentation.includes_usage
         self._mesh = mesh
         self._keep_alive_s = keep_alive_s
         self._news = asyncio.Event()
-        self._reader = Reader(streams, self._news.set)
+        self._reader = read(self._news.set)
+        self._shape = shape_of(presentation, self._reader.streams)
+        self._is_lost = False
         self._wrote_at = 0.0
 
     async def serve(self) -> web.StreamResponse:
         """Answer from the acceptance to the end. Raises RequestFailed if it is refused before anything was written."""
-        while not (self._reader.is_accepted or self._reader.failure):
-            await self._look_again()
-        raise_if_failed(self._reader)
+        try:
+            while not (self._reader.is_accepted or self._refusal):
+                await self._look_again()
+            raise_if_failed(self._refusal, self._reader.streams)
+            return await self._answer()
+        finally:
+            self._reader.close()
+
+    def break_off(self) -> None:
+        """This gateway leaves: close the connection of a stream that has not ended, for its client to resume it."""
+        if not (self._reader.is_over or self._failure) and (transport := self._request.transport) is not None:
+            transport.abort()
+
+    def lose(self) -> None:
+        """Another connection has the request from now on: say so, and end."""
+        self._is_lost = True
+        self._news.set()
+
+    @property
+    def _refusal(self) -> End | None:
+        return _LOST if self._is_lost else self._reader.refusal
+
+    @property
+    def _failure(self) -> End | None:
+        return _LOST if self._is_lost else self._reader.failure
+
+    async def _answer(self) -> web.StreamResponse:
         response = web.StreamResponse(headers=_HEADERS | id_header(self._reader.streams))
+        self.has_begun = True
         await response.prepare(self._request)
         await self._write(response, _events(self._shape.opening()))
         self._mesh.on_tick.add(self._wake_if_silent)
@@ -112,8 +124,8 @@ class EventStream:
 
     async def _follow(self, response: web.StreamResponse) -> None:
         while True:
-            data = b"".join(_events(self._shape.chunks(delta)) for delta in self._reader.take())
-            if (failure := self._reader.failure) is not None:
+            data = b"".join(_events(self._shape.chunks(delta)) for delta in self._take())
+            if (failure := self._failure) is not None:
                 return await self._write(response, data + _last_words(_error_of(failure)))
             if self._reader.is_over:
                 usage = _event(self._shape.usage(self._reader.streams)) if self._includes_usage else b""
@@ -123,6 +135,9 @@ class EventStream:
             elif self._is_silent():
                 await self._write(response, KEEP_ALIVE)
             await self._look_again()
+
+    def _take(self) -> list[Delta]:
+        return [] if self._is_lost else self._reader.take()  # what another connection tells is not told here as well
 
     async def _look_again(self) -> None:
         await self._news.wait()

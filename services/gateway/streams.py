@@ -25,6 +25,10 @@ class OutputGap(Exception):
     """A piece arrived whose predecessor never did."""
 
 
+class LogprobsLost(Exception):
+    """Log-probabilities of earlier tokens are missing, and nobody has them any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """The terminal event of one request; the last thing in its log."""
@@ -55,20 +59,29 @@ class ChoiceLog:
         return "".join(self.texts)
 
     def append(self, piece: ChoiceText) -> None:
-        """Take in what `piece` has that is new. Raises OutputGap if it begins after the end of what is known."""
+        """Take in what `piece` has that is new.
+
+        Raises OutputGap if it begins after the end of what is known, and LogprobsLost if its log-probabilities do;
+        both change nothing.
+        """
         if self.finish_reason is not None:
             return
         num_known_tokens = len(self.token_ids) - piece.token_offset
         num_known_chars = self.num_chars - piece.char_offset
         if num_known_tokens < 0 or num_known_chars < 0:
             raise OutputGap
+        logprobs: Sequence[TextLogprobs] = ()
+        if piece.logprobs:
+            num_known = len(self.logprobs) - (piece.token_offset + len(piece.token_ids) - len(piece.logprobs))
+            if num_known < 0:
+                raise LogprobsLost
+            logprobs = piece.logprobs[num_known:]
         text = piece.text[num_known_chars:] if num_known_chars else piece.text
         if text:
             self.texts.append(text)
             self.num_chars += len(text)
         self.token_ids.extend(piece.token_ids[num_known_tokens:] if num_known_tokens else piece.token_ids)
-        if piece.logprobs:
-            self.logprobs.extend(piece.logprobs[num_known_tokens:])
+        self.logprobs.extend(logprobs)
         self.finish_reason = piece.finish_reason
 
 
@@ -90,7 +103,7 @@ class Stream:
                 reader.notify()
 
     def append(self, piece: ChoiceText) -> None:
-        """Add text to a choice; nothing is added after the end. Raises OutputGap if something before it is missing."""
+        """Add text to a choice; nothing is added after the end. Raises what `ChoiceLog.append` raises."""
         if self.end is not None:
             return
         self.choices[piece.index].append(piece)
@@ -111,6 +124,11 @@ class Stream:
         """Have `reader` told of what is new."""
         self._readers.append(reader)
 
+    def detach(self, reader: "Reader") -> None:
+        """Tell `reader` nothing more."""
+        if reader in self._readers:
+            self._readers.remove(reader)
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
@@ -120,6 +138,8 @@ class Delta:
     offset: int
     """Of `text`, in characters."""
     text: str
+    token_offset: int
+    """Of `token_ids`, in tokens."""
     token_ids: Int32Array
     """Tokens whose text came with, or before, `text`."""
     logprobs: Sequence[TextLogprobs]
@@ -149,6 +169,7 @@ class _Place:
             index=self._index,
             offset=self._num_chars,
             text=texts[0] if len(texts) == 1 else "".join(texts),
+            token_offset=self._num_tokens,
             token_ids=log.token_ids[self._num_tokens :],
             logprobs=log.logprobs[self._num_tokens :] if log.logprobs else (),
             finish_reason=log.finish_reason,
@@ -191,9 +212,19 @@ class Reader:
                 return stream.end
         return None
 
+    @property
+    def refusal(self) -> End | None:
+        """How it ended, if it did before there was anything to tell."""
+        return self.failure
+
     def take(self) -> list[Delta]:
         """Everything that is new since the last call, at most one delta a choice, by index."""
         return [delta for place in self._places if (delta := place.take()) is not None]
+
+    def close(self) -> None:
+        """Be told of nothing more."""
+        for stream in self.streams:
+            stream.detach(self)
 
 
 def total_usage(streams: Sequence[Stream]) -> Usage:

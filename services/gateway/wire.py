@@ -18,6 +18,8 @@ from shared.errors import InvalidRequest
 GOODBYE_S: Final = 2.0
 """How long a peer may take to close its side after a close frame."""
 _NORMAL: Final = 1000
+_CLEAN: Final = (0, _NORMAL, 1001)
+"""Codes by which a peer says that it is through: none, normal closure, going away (a page that is left)."""
 
 _ENDS: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
 
@@ -30,6 +32,8 @@ class Wire:
     ) -> None:
         self.encoding = encoding
         self.response = response
+        self.was_closed_cleanly = False
+        """Whether the peer itself has said that it is through, before we did."""
         self._request = request
         self._writer = writer
         self._said_goodbye = False
@@ -70,6 +74,7 @@ class Wire:
         if message.type not in _ENDS:
             return message
         if message.type is WSMsgType.CLOSE:
+            self.was_closed_cleanly = self.is_open and (message.data or 0) in _CLEAN
             self.say_goodbye(message.data or _NORMAL, "")
         return None
 

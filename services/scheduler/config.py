@@ -46,6 +46,17 @@ class SchedulerConfig(Config):
     )
     recording_max_mb: int = setting(1024, "size at which a recording ends", minimum=1)
     recording_plans: bool = setting(False, "record whole plans, so that a replay shows in what they differ")
+    retain_s: float = setting(
+        300.0, "how long the output of a request is kept after its end, for clients that come back for it", minimum=0
+    )
+    retain_tokens: int = setting(
+        2_000_000, "most tokens kept of requests that have ended; the oldest are forgotten first", minimum=0
+    )
+    orphan_grace_s: float = setting(
+        30.0,
+        "how long a request whose gateway is lost goes on, for its client to find it from another one",
+        minimum=0,
+    )
     resend_after_s: float = setting(3.0, "send a plan again when its result is so late", minimum=0.1, maximum=600)
 
     def __post_init__(self) -> None:

@@ -28,6 +28,11 @@ class Deadlines:
         """A request has ended."""
         self._moments.pop(request_id, None)
 
+    def left(self, request_id: RequestId, now: float) -> float | None:
+        """The seconds that a request has left, at least 0; None if it has no deadline."""
+        moment = self._moments.get(request_id)
+        return None if moment is None else max(0.0, moment - now)
+
     def passed(self, now: float) -> list[RequestId]:
         """The requests whose moment has come; they have no deadline any more."""
         late = []

@@ -1,4 +1,7 @@
-"""Which submissions become requests, and the memory that makes submission and cancelling idempotent."""
+"""Which submissions become requests, and the memory that makes submission and cancelling idempotent.
+
+A later attempt was let in once already, by a scheduler that is lost: it does not have to fit into the queue.
+"""
 
 from collections import OrderedDict
 from typing import Final
@@ -28,7 +31,7 @@ class Intake:
         self._pace.started(request.tenant, len(request.prompt), now)
 
     def admit(self, message: SubmitTokens, now: float) -> Request:
-        """Queue a submission as a request. Raises the RequestError that refuses it."""
+        """Queue a submission as a request, unless its output is complete. Raises the RequestError that refuses it."""
         room = self._fleet.max_total_tokens(message.model)
         if room is None:
             raise Unavailable(f"no executor for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
@@ -43,7 +46,8 @@ class Intake:
                 f"{num_prompt_tokens} tokens of prompt and {max_tokens} to generate make"
                 f" {num_prompt_tokens + max_tokens}; an executor holds {room}"
             )
-        self._check_queue(message.tenant, num_prompt_tokens, now)
+        if message.attempt == 1:
+            self._check_queue(message.tenant, num_prompt_tokens, now)
         try:
             request = Request(
                 message.request_id,
@@ -56,8 +60,10 @@ class Intake:
                 model=message.model,
                 tenant=message.tenant,
                 salts=() if self._config.share_prefixes else (("tenant", message.tenant),),
+                resumed=message.resumed,
             )
-            self._fleet.add(request)
+            if not request.is_finished:
+                self._fleet.add(request)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
         self._num_arrivals += 1
@@ -85,21 +91,22 @@ class Intake:
 
 
 class Memory:
-    """The latest request ids that something happened to."""
+    """The latest requests that something happened to, each with the latest attempt that it happened to."""
 
     def __init__(self, size: int = _MAX_REMEMBERED) -> None:
         self._size = size
-        self._ids: OrderedDict[RequestId, None] = OrderedDict()
+        self._attempts: OrderedDict[RequestId, int] = OrderedDict()
 
-    def add(self, request_id: RequestId) -> None:
+    def add(self, request_id: RequestId, attempt: int) -> None:
         """Remember one more; the oldest is forgotten when there are too many."""
-        self._ids[request_id] = None
-        if len(self._ids) > self._size:
-            self._ids.popitem(last=False)
+        self._attempts[request_id] = max(attempt, self._attempts.get(request_id, 0))
+        if len(self._attempts) > self._size:
+            self._attempts.popitem(last=False)
 
     def discard(self, request_id: RequestId) -> None:
         """Forget one."""
-        self._ids.pop(request_id, None)
+        self._attempts.pop(request_id, None)
 
-    def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._ids
+    def has(self, request_id: RequestId, attempt: int) -> bool:
+        """Whether it happened to this attempt of a request, or to a later one."""
+        return self._attempts.get(request_id, 0) >= attempt

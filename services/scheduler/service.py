@@ -4,71 +4,49 @@ Acts when its mailbox is empty, so that everything that arrived together is in o
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import assert_never
 
 from services.scheduler.attachments import Attachments
 from services.scheduler.config import SchedulerConfig, parse_weights
-from services.scheduler.core.events import Event, RequestEnded
+from services.scheduler.core.events import Event
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.settings import SchedulerSettings
-from services.scheduler.deadlines import Deadlines
-from services.scheduler.delivery import Delivery, Stream
-from services.scheduler.intake import Intake, Memory
-from services.scheduler.pace import RETRY_AFTER_S
 from services.scheduler.pinning import PinReader, PinsRead, follow_pins
 from services.scheduler.recording.recorded_fleet import RecordedFleet
 from services.scheduler.recording.recording import Recording
+from services.scheduler.requests import Requests
+from services.scheduler.usage import UsageRecords
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
-from shared.errors import DeadlineExceeded, RequestError, Unavailable
 from shared.ids import InstanceId, Service
 from shared.messages import (
+    AdoptRequest,
     AttachExecutor,
     AttachRefused,
     CancelRequest,
-    ChoiceTokens,
     DetachExecutor,
-    ErrorInfo,
     ExecutorAttached,
     ExecutorCapacity,
     ExecutorStatus,
     ExecutorView,
-    Outcome,
     PinsChanged,
     Presence,
-    RequestAccepted,
-    RequestClosed,
-    RequestOpened,
-    RequestRefused,
+    ReplayLog,
+    ReplayRequest,
     SchedulerInbound,
     SchedulerStatus,
     StepCompleted,
     StepsMissing,
     StopStringFound,
     SubmitTokens,
-    Usage,
 )
 from shared.presence import Directory
 from shared.transport import Transport
+from shared.usage import UsageOutbox
 
 log = logging.getLogger(__name__)
-
-_MAX_UNTOLD_S: Final = 60.0
-"""How long the end of a request waits for a detokenizer that could tell its gateway."""
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Counts since start."""
-
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_preemptions: int = 0
-    """On executors that are held no longer."""
 
 
 class SchedulerService(Actor[SchedulerInbound | PinsRead]):
@@ -88,33 +66,40 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         self._directory = Directory(clock)
         self._recording = recording
         self._fleet = self._make_fleet()
-        self._intake = Intake(self._fleet, config)
-        self._deadlines = Deadlines()
+        self._usage = UsageOutbox(transport)
+        records = UsageRecords(identity.instance_id, self._usage.add)
+        self._requests = Requests(identity.instance_id, self._fleet, self._directory, config, records)
         self._attachments = Attachments(identity.instance_id)
-        self._delivery = Delivery(identity.instance_id)
-        self._ended = Memory()
-        self._cancelled_early = Memory()
-        self._totals = _Totals()
         self._pins = PinReader(transport, self.post)
 
     async def on_start(self) -> None:
-        """Hear of all other instances, and of what is pinned."""
+        """Hear of all other instances, of requests that gateways look for, and of what is pinned."""
         await self.listen(subjects.PRESENCE)
+        await self.listen(subjects.ADOPTIONS)
         await self.listen(subjects.PINS)
         self._pins.start()
+        self._usage.start()
 
     async def on_stop(self) -> None:
-        """Let other schedulers have the executors at once."""
+        """Let other schedulers have the executors at once, and hand over what usage has not been recorded yet."""
         if self._recording is not None:
             self._recording.close()
         await self._pins.stop()
         for attachment in self._attachments:
             detach = DetachExecutor(self.identity.instance_id, attachment.epoch)
             await self.send_to(attachment.executor_id, detach)
+        self._requests.leave(self.clock.now())
+        await self._usage.stop()
 
     def is_idle(self) -> bool:
         """Whether every request has ended and been told of."""
-        return self._delivery.is_empty
+        return self._requests.delivery.is_empty
+
+    def drain(self, deadline_s: float) -> None:
+        """Take nothing new. What runs goes on at another scheduler, if there is one, or else here until the deadline;
+        what is left then, gateways give to whoever comes."""
+        self._requests.is_draining = True
+        super().drain(deadline_s)
 
     def models(self) -> tuple[str, ...]:
         """Those of the executors held."""
@@ -125,12 +110,9 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         match message:
             case StepCompleted():
                 await self._on_step_completed(message)
-            case SubmitTokens():
-                await self._on_submit(message)
-            case CancelRequest():
-                self._on_cancel(message)
-            case StopStringFound():
-                self._take(self._fleet.stop(message.request_id, message.index, message.num_tokens))
+            case SubmitTokens() | CancelRequest() | ReplayRequest() | AdoptRequest() | ReplayLog() | StopStringFound():
+                for instance_id, answer in self._requests.handle(message, self.clock.now()):
+                    await self.send_to(instance_id, answer)
             case Presence():
                 await self._on_presence(message)
             case ExecutorAttached():
@@ -156,108 +138,33 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                 plan = self._fleet.schedule(attachment.executor_id)
                 if plan is None:
                     break
-                for assignment in plan.assigned:
-                    stream = self._delivery.get(assignment.request_id)
-                    if stream is not None and stream.first_step_at is None:
-                        stream.first_step_at = now
-                        self._intake.started(stream.request, now)
+                self._requests.started((assignment.request_id for assignment in plan.assigned), now)
                 await self.send_to(attachment.executor_id, attachment.sent(plan, now))
         for executor_id in self._fleet.drained_executors():
             await self._detach(executor_id)
-        for detokenizer_id, message in self._delivery.flush(max_message_bytes=self.transport.max_payload):
+        for detokenizer_id, message in self._requests.delivery.flush(max_message_bytes=self.transport.max_payload):
             await self.send_to(detokenizer_id, message)
 
     def status(self) -> SchedulerStatus:
         """Queues and blocks of every executor, and counts."""
-        schedulers = self._fleet.schedulers
+        schedulers, totals = self._fleet.schedulers, self._requests.totals
         views = tuple(_view(executor_id, scheduler) for executor_id, scheduler in schedulers.items())
         return SchedulerStatus(
             executors=views,
             num_waiting=self._fleet.waiting().num_choices,
             num_running=sum(view.num_running for view in views),
-            num_prompt_tokens=self._totals.num_prompt_tokens,
-            num_cached_tokens=self._totals.num_cached_tokens,
-            num_output_tokens=self._totals.num_output_tokens,
-            num_preemptions=self._totals.num_preemptions + sum(s.num_preemptions for s in schedulers.values()),
+            num_prompt_tokens=totals.num_prompt_tokens,
+            num_cached_tokens=totals.num_cached_tokens,
+            num_output_tokens=totals.num_output_tokens,
+            num_preemptions=totals.num_preemptions + sum(s.num_preemptions for s in schedulers.values()),
+            num_open_requests=self._requests.delivery.num_streams,
+            num_orphaned_requests=self._requests.orphans.num_streams,
+            num_retained_requests=len(self._requests.retention),
+            num_unrecorded=self._usage.num_unrecorded,
         )
 
-    # Requests.
-
-    async def _on_submit(self, message: SubmitTokens) -> None:
-        if message.request_id in self._ended:
-            return
-        if self._delivery.get(message.request_id) is None:
-            try:
-                self._accept(message)
-            except RequestError as error:
-                refusal = RequestRefused(message.request_id, ErrorInfo.of(error))
-                await self.send_to(message.gateway_id, refusal)
-                return
-        accepted = RequestAccepted(message.request_id, self.identity.instance_id, len(message.prompt_token_ids))
-        await self.send_to(message.gateway_id, accepted)
-
-    def _accept(self, message: SubmitTokens) -> None:
-        if self.is_draining:
-            raise Unavailable("this scheduler is shutting down", retry_after_s=RETRY_AFTER_S)
-        now = self.clock.now()
-        detokenizers = self._directory.available(Service.DETOKENIZER, message.model)
-        if not detokenizers:  # its text would go nowhere, while its tokens pile up here
-            raise Unavailable(f"no detokenizer for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
-        request = self._intake.admit(message, now)
-        if message.timeout_ms is not None:
-            self._deadlines.set(request.request_id, now + message.timeout_ms / 1000)
-        opened = RequestOpened(
-            request_id=request.request_id,
-            scheduler_id=self.identity.instance_id,
-            gateway_id=message.gateway_id,
-            model=message.model,
-            text=message.text,
-            num_choices=message.num_choices,
-        )
-        self._delivery.open(Stream(request, opened, now), detokenizers)
-        if request.request_id in self._cancelled_early:
-            self._cancelled_early.discard(request.request_id)
-            self._take(self._fleet.cancel(request.request_id))
-
-    def _on_cancel(self, message: CancelRequest) -> None:
-        stream = self._delivery.get(message.request_id)
-        if stream is not None and stream.closed is not None:
-            self._delivery.drop(stream)
-        elif stream is not None:
-            self._take(self._fleet.cancel(message.request_id))
-        elif message.request_id not in self._ended:
-            self._cancelled_early.add(message.request_id)
-
-    def _take(self, events: list[Event], *, is_late: bool = False) -> None:
-        """Deliver what the core tells of. `is_late`: it ends a request whose time is over."""
-        now = self.clock.now()
-        for event in events:
-            if isinstance(event, ChoiceTokens):
-                self._totals.num_output_tokens += len(event.token_ids)
-                stream = self._delivery.get(event.request_id)
-                if stream is not None and stream.first_token_at is None:
-                    stream.first_token_at = now
-                self._delivery.append(event)
-            else:
-                self._close(event, now, is_late=is_late)
-
-    def _close(self, event: RequestEnded, now: float, *, is_late: bool) -> None:
-        request = event.request
-        stream = self._delivery.get(request.request_id)
-        assert stream is not None, "a request of the fleet has no stream"
-        if stream.first_step_at is not None:
-            self._totals.num_prompt_tokens += len(request.prompt)
-            self._totals.num_cached_tokens += request.num_cached_tokens
-        self._deadlines.discard(request.request_id)
-        error = None
-        if event.outcome is Outcome.FAILED:
-            reason = event.reason or "the request failed"
-            error = ErrorInfo.of(DeadlineExceeded(reason) if is_late else RequestError(reason))
-        usage = Usage(
-            len(request.prompt), request.num_cached_tokens, tuple(len(choice.output) for choice in request.choices)
-        )
-        self._delivery.close(RequestClosed(request.request_id, event.outcome, usage, stream.timing(now), error), now)
-        self._ended.add(request.request_id)
+    def _take(self, events: list[Event]) -> None:
+        self._requests.take(events, self.clock.now())
 
     # Executors.
 
@@ -289,11 +196,11 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             return
         log.log(logging.WARNING if has_died else logging.INFO, "lost an executor", extra={"executor": executor_id})
         self._attachments.remove(executor_id)
-        self._totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
+        self._requests.totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
         self._take(self._fleet.remove_executor(executor_id, has_died=has_died))
 
     async def _detach(self, executor_id: InstanceId) -> None:
-        """Hold a draining executor no longer, now that it has nothing to do."""
+        """Hold an executor no longer, and tell it so."""
         attachment = self._attachments.get(executor_id)
         if attachment is not None:
             await self.send_to(executor_id, DetachExecutor(self.identity.instance_id, attachment.epoch))
@@ -308,7 +215,9 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         elif beat.service is Service.EXECUTOR:
             await self._on_executor_beat(beat)
         elif beat.service is Service.DETOKENIZER:
-            self._delivery.settle(self._directory.available(Service.DETOKENIZER))
+            self._requests.detokenizer_found(self.clock.now())
+        elif beat.service is Service.GATEWAY:
+            self._requests.orphans.found(beat.instance_id)
 
     async def _on_executor_beat(self, beat: Presence) -> None:
         if self._attachments.is_lost(beat):
@@ -329,28 +238,31 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             case Service.EXECUTOR:
                 self._lose_executor(beat.instance_id, has_died=has_died)
             case Service.DETOKENIZER:
-                self._delivery.move(beat.instance_id, self._directory.available(Service.DETOKENIZER))
+                self._requests.detokenizer_lost(beat.instance_id, self.clock.now())
             case Service.GATEWAY:
-                for stream in self._delivery.of_gateway(beat.instance_id):
-                    if stream.closed is None:
-                        self._take(self._fleet.cancel(stream.request.request_id))
-                    else:
-                        self._delivery.drop(stream)
+                self._requests.gateway_lost(beat.instance_id, self.clock.now())
             case Service.TOKENIZER | Service.SCHEDULER:
                 pass
 
     async def _on_tick(self) -> None:
-        for beat in self._directory.expire():
-            log.warning("an instance is silent", extra={"lost": beat.instance_id})
-            self._on_lost(beat, has_died=True)
         now = self.clock.now()
-        for request_id in self._deadlines.passed(now):
-            self._take(self._fleet.fail(request_id, "the request's timeout_ms is over"), is_late=True)
-        self._delivery.drop_untold(now - _MAX_UNTOLD_S)
+        if self.transport.is_connected:  # without the broker nobody can be heard, which says nothing about them
+            for beat in self._directory.expire():
+                log.warning("an instance is silent", extra={"lost": beat.instance_id})
+                self._on_lost(beat, has_died=True)
+        if self.is_draining and self._is_another_scheduler_there():
+            for attachment in self._attachments:  # it takes them over, and then the requests that wait for them
+                await self._detach(attachment.executor_id)
+        for instance_id, answer in self._requests.tick(now):
+            await self.send_to(instance_id, answer)
         for attachment in self._attachments:
             if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:
                 for plan in attachment.to_resend(0, now):
                     await self.send_to(attachment.executor_id, plan)
+
+    def _is_another_scheduler_there(self) -> bool:
+        schedulers = self._directory.available(Service.SCHEDULER)
+        return any(beat.instance_id != self.identity.instance_id for beat in schedulers)
 
     def _make_fleet(self) -> Fleet:
         weights = parse_weights(self._config.tenant_weights)

@@ -59,7 +59,7 @@ def refusal(question: Question, error: RequestError) -> Answer:
     """The answer to a question that has none."""
     info = ErrorInfo.of(error)
     if isinstance(question, SubmitRequest):
-        return Answer(question, question.gateway_id, RequestRefused(question.request_id, info))
+        return Answer(question, question.gateway_id, RequestRefused(question.request_id, info, question.attempt))
     return Answer(question, question.gateway_id, CallFailed(question.call_id, info))
 
 

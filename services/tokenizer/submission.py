@@ -28,6 +28,10 @@ def submission(request: SubmitRequest, encoder: PromptEncoder) -> SubmitTokens:
         max_tokens=request.max_tokens,
         priority=request.priority,
         timeout_ms=request.timeout_ms,
+        attempt=request.attempt,
+        resumed=request.resumed,
+        owner=request.owner,
+        client=request.client,
     )
 
 

@@ -1,12 +1,12 @@
 """The only types that travel between services, one module a conversation, and what each service listens to."""
 
-from shared.messages.base import Int32Array, Message, int32s
+from shared.messages.base import FinishReason, Int32Array, Message, int32s
 from shared.messages.delivery import (
     ChoiceText,
     ChoiceTokens,
     DecodeTokens,
-    FinishReason,
     Outcome,
+    ReplayLog,
     RequestClosed,
     RequestOpened,
     StopStringFound,
@@ -28,6 +28,7 @@ from shared.messages.presence import (
     TokenizerStatus,
 )
 from shared.messages.requests import (
+    AdoptRequest,
     CallFailed,
     CancelRequest,
     ChatMessage,
@@ -36,8 +37,13 @@ from shared.messages.requests import (
     ErrorInfo,
     Prompt,
     PromptTokenized,
+    ReplayRequest,
     RequestAccepted,
+    RequestAdopted,
+    RequestMoved,
     RequestRefused,
+    RequestUnknown,
+    ResumedChoice,
     SubmitRequest,
     SubmitTokens,
     TextOptions,
@@ -61,14 +67,27 @@ from shared.messages.steps import (
     StepsMissing,
     TokenLogprobs,
 )
+from shared.messages.usage import USAGE_LEDGER, UsageRecord
 
 GatewayInbound = (
-    RequestAccepted | RequestRefused | TextProduced | PromptTokenized | TokensDetokenized | CallFailed | Presence
+    RequestAccepted
+    | RequestRefused
+    | RequestUnknown
+    | RequestMoved
+    | RequestAdopted
+    | TextProduced
+    | PromptTokenized
+    | TokensDetokenized
+    | CallFailed
+    | Presence
 )
 TokenizerInbound = SubmitRequest | TokenizePrompt | DetokenizeTokens
 SchedulerInbound = (
     SubmitTokens
     | CancelRequest
+    | ReplayRequest
+    | AdoptRequest
+    | ReplayLog
     | StopStringFound
     | ExecutorAttached
     | AttachRefused
@@ -82,6 +101,8 @@ DetokenizerInbound = DecodeTokens | Presence
 
 __all__ = [
     "PINS_BUCKET",
+    "USAGE_LEDGER",
+    "AdoptRequest",
     "AttachExecutor",
     "AttachRefused",
     "CallFailed",
@@ -112,10 +133,16 @@ __all__ = [
     "Presence",
     "Prompt",
     "PromptTokenized",
+    "ReplayLog",
+    "ReplayRequest",
     "RequestAccepted",
+    "RequestAdopted",
     "RequestClosed",
+    "RequestMoved",
     "RequestOpened",
     "RequestRefused",
+    "RequestUnknown",
+    "ResumedChoice",
     "RowFailure",
     "RunStep",
     "SchedulerInbound",
@@ -142,5 +169,6 @@ __all__ = [
     "TokenizerStatus",
     "TokensDetokenized",
     "Usage",
+    "UsageRecord",
     "int32s",
 ]

@@ -6,6 +6,7 @@ Inside one major version fields are only ever added at the end, with a default.
 
 from array import array
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -19,6 +20,15 @@ else:  # `array` takes a parameter at run time only from Python 3.12 on
 def int32s(numbers: Iterable[int] = ()) -> Int32Array:
     """The numbers as a packed int32 array. Raises OverflowError for one that does not fit."""
     return array("i", numbers)
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended, in OpenAI's words."""
+
+    STOP = "stop"
+    """An end token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens`, or the end of the model's context."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):

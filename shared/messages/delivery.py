@@ -1,24 +1,16 @@
 """Delivery: scheduler → detokenizer → gateway, one message a destination and step, and the stop strings found.
 
 A choice's output is an append-only log of tokens. Every entry says where in the log it stands (`offset`), every piece
-of text where in the text (`char_offset`), so a receiver knows what it already has and what is missing.
+of text where in the text (`char_offset`), so a receiver knows what it already has and what is missing. Who misses
+something asks for all of it again (`ReplayLog`, and `ReplayRequest` in `requests`) and drops what it has.
 """
 
 from enum import StrEnum
 
 from shared.ids import InstanceId, RequestId
-from shared.messages.base import Int32Array, Message
+from shared.messages.base import FinishReason, Int32Array, Message
 from shared.messages.requests import ErrorInfo, TextOptions
 from shared.messages.steps import TokenLogprobs
-
-
-class FinishReason(StrEnum):
-    """Why a choice ended, in OpenAI's words."""
-
-    STOP = "stop"
-    """An end token or a stop string."""
-    LENGTH = "length"
-    """`max_tokens`, or the end of the model's context."""
 
 
 class Outcome(StrEnum):
@@ -58,6 +50,10 @@ class RequestOpened(Message, frozen=True):
     model: str
     text: TextOptions
     num_choices: int
+    attempt: int = 1
+    """Which submission of the request this is (`SubmitRequest.attempt`): a higher one replaces what is known of it."""
+    replay: int = 0
+    """Grows whenever all of a request is to be said once more: its detokenizer begins again, from the first token."""
 
 
 class ChoiceTokens(Message, frozen=True, gc=False):
@@ -83,6 +79,8 @@ class RequestClosed(Message, frozen=True):
     usage: Usage
     timing: Timing = Timing()
     error: ErrorInfo | None = None
+    attempt: int = 1
+    """Which submission of the request ended."""
 
 
 class DecodeTokens(Message, frozen=True, tag="decode_tokens"):
@@ -92,6 +90,13 @@ class DecodeTokens(Message, frozen=True, tag="decode_tokens"):
     opened: tuple[RequestOpened, ...] = ()
     tokens: tuple[ChoiceTokens, ...] = ()
     closed: tuple[RequestClosed, ...] = ()
+
+
+class ReplayLog(Message, frozen=True, tag="replay_log"):
+    """Detokenizer → scheduler: entries of this request are missing here, or all I know of it; send its whole log."""
+
+    request_id: RequestId
+    detokenizer_id: InstanceId
 
 
 class StopStringFound(Message, frozen=True, tag="stop_string_found"):
@@ -109,6 +114,7 @@ class TextAlternative(Message, frozen=True):
     logprob: float
     utf8: bytes
     """The token's own bytes, which need not be whole characters."""
+    token_id: int = -1
 
 
 class TextLogprobs(Message, frozen=True):
@@ -132,6 +138,10 @@ class ChoiceText(Message, frozen=True):
     text: str
     finish_reason: FinishReason | None = None
     logprobs: tuple[TextLogprobs, ...] = ()
+    """Of the last of these tokens; fewer than tokens only where nobody knows the others any more."""
+    attempt: int = 1
+    """Which submission of the request it is from. What an attempt says at its end, when it was stopped in the middle of
+    a character, the next one does not say."""
 
 
 class TextProduced(Message, frozen=True, tag="text_produced"):

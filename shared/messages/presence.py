@@ -22,6 +22,10 @@ class GatewayStatus(Message, frozen=True, tag="gateway"):
     """Connections closed because the client did not read."""
     num_orphans: int = 0
     """Messages about requests that are not open: late ones, mostly."""
+    num_detached_requests: int = 0
+    """Open, but nobody reads them at the moment."""
+    num_unrecorded: int = 0
+    """Requests that ended and of whose usage the broker has no record, for the moment or for ever."""
 
 
 class TokenizerStatus(Message, frozen=True, tag="tokenizer"):
@@ -61,6 +65,14 @@ class SchedulerStatus(Message, frozen=True, tag="scheduler"):
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_open_requests: int = 0
+    """Now, like the next two: those whose end has not been told yet."""
+    num_orphaned_requests: int = 0
+    """Of these, whose gateway is lost."""
+    num_retained_requests: int = 0
+    """That have ended and whose output is kept."""
+    num_unrecorded: int = 0
+    """Requests that ended without a gateway and of whose usage the broker has no record."""
 
 
 class ExecutorStatus(Message, frozen=True, tag="executor"):
@@ -82,6 +94,7 @@ class DetokenizerStatus(Message, frozen=True, tag="detokenizer"):
 
     num_open_choices: int = 0
     num_tokens: int = 0
+    num_open_requests: int = 0
 
 
 Status = GatewayStatus | TokenizerStatus | SchedulerStatus | ExecutorStatus | DetokenizerStatus

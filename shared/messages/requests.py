@@ -1,14 +1,18 @@
 """Submission: gateway → tokenizer → scheduler, and what comes back to the gateway when a request is taken or refused.
 
+Submission is idempotent by request id and attempt, so a sender that hears nothing sends again. A request whose
+scheduler is lost is submitted to another one as its next attempt, with the output it has so far. Output that is missing
+is asked for again (`ReplayRequest`), and a gateway takes over what another one left behind (`AdoptRequest`).
+
 Also the two questions a gateway asks a tokenizer on behalf of `/tokenize` and `/detokenize`.
-Submission is idempotent by request id, so a sender that hears nothing sends again.
 """
 
 from typing import Any
 
 from shared.errors import RequestError
 from shared.ids import InstanceId, RequestId
-from shared.messages.base import Int32Array, Message, int32s
+from shared.messages.base import FinishReason, Int32Array, Message, int32s
+from shared.messages.steps import TokenLogprobs
 from shared.sampling import SamplingParams
 
 
@@ -72,6 +76,16 @@ class TextOptions(Message, frozen=True):
     """The end of the prompt, for decoders whose first token depends on what precedes it. Empty: decode by itself."""
 
 
+class ResumedChoice(Message, frozen=True):
+    """What is known of one choice of a request that goes on at another scheduler."""
+
+    token_ids: Int32Array = int32s()
+    finish_reason: FinishReason | None = None
+    """Set if the choice has ended: these are all its tokens."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each token if log-probabilities were asked for, or none at all if they were too many to travel."""
+
+
 class SubmitRequest(Message, frozen=True, tag="submit_request"):
     """Gateway → tokenizer: encode this prompt and hand it to `scheduler_id`."""
 
@@ -92,6 +106,15 @@ class SubmitRequest(Message, frozen=True, tag="submit_request"):
     """Smaller goes first."""
     timeout_ms: int | None = None
     """From its arrival at the scheduler, the request has so much time in all; then it fails."""
+    attempt: int = 1
+    """Grows when the request is submitted again because the scheduler that had it is lost, or has lost it. A higher
+    attempt replaces a lower one everywhere. What is sent again because nobody answered is the same attempt."""
+    resumed: tuple[ResumedChoice, ...] = ()
+    """Of a later attempt: the output so far, of each choice. Empty: nothing yet."""
+    owner: str = ""
+    """A hash of the client's API key: only who has the same may resume the request. Empty: there are no keys."""
+    client: bytes = b""
+    """What gateways need to tell the answer again; only they look into it. Empty: the request cannot be resumed."""
 
 
 class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
@@ -109,6 +132,10 @@ class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
     """None: as many as fit the model's context and the executor's cache."""
     priority: int = 0
     timeout_ms: int | None = None
+    attempt: int = 1
+    resumed: tuple[ResumedChoice, ...] = ()
+    owner: str = ""
+    client: bytes = b""
 
 
 class RequestAccepted(Message, frozen=True, tag="request_accepted"):
@@ -117,13 +144,15 @@ class RequestAccepted(Message, frozen=True, tag="request_accepted"):
     request_id: RequestId
     scheduler_id: InstanceId
     num_prompt_tokens: int
+    attempt: int = 1
 
 
 class RequestRefused(Message, frozen=True, tag="request_refused"):
-    """Tokenizer or scheduler → gateway: this request was never started, and why."""
+    """Tokenizer or scheduler → gateway: this attempt was never started, and why."""
 
     request_id: RequestId
     error: ErrorInfo
+    attempt: int = 1
 
 
 class CancelRequest(Message, frozen=True, tag="cancel_request"):
@@ -131,7 +160,62 @@ class CancelRequest(Message, frozen=True, tag="cancel_request"):
 
     request_id: RequestId
     gateway_id: InstanceId
-    """Where the request's stream ends."""
+    """Where the request's stream ends. Whoever else asks is not obeyed: another gateway has taken the request over."""
+    attempt: int = 1
+    """The latest attempt that is to stop; a later one goes on."""
+
+
+class ReplayRequest(Message, frozen=True, tag="replay_request"):
+    """Gateway → scheduler: say the output again if you have more of it than I, or its end.
+
+    Answered by the output, by nothing if there is nothing new, by `RequestUnknown`, or by `RequestMoved`.
+    """
+
+    request_id: RequestId
+    gateway_id: InstanceId
+    attempt: int
+    num_tokens: tuple[int, ...]
+    """How many tokens of each choice the gateway has."""
+
+
+class RequestUnknown(Message, frozen=True, tag="request_unknown"):
+    """Scheduler → gateway: I have no such attempt, running or ended; submit the request again."""
+
+    request_id: RequestId
+    scheduler_id: InstanceId
+    attempt: int
+
+
+class RequestMoved(Message, frozen=True, tag="request_moved"):
+    """Scheduler → gateway: the client follows this request at another gateway now; forget it."""
+
+    request_id: RequestId
+    scheduler_id: InstanceId
+
+
+class AdoptRequest(Message, frozen=True, tag="adopt_request"):
+    """Gateway → all schedulers: whoever has this request of this owner, running or ended, point it to me.
+
+    Answered by `RequestAdopted` and then by all of the output, or not at all.
+    """
+
+    query_id: str
+    request_id: RequestId
+    owner: str
+    gateway_id: InstanceId
+
+
+class RequestAdopted(Message, frozen=True, tag="request_adopted"):
+    """Scheduler → gateway: the request is yours from now on."""
+
+    query_id: str
+    scheduler_id: InstanceId
+    submission: SubmitTokens
+    """Enough to submit it again elsewhere. Its `timeout_ms` is what is left, its `resumed` is empty."""
+    num_output_tokens: tuple[int, ...]
+    """How many tokens each choice has at this moment; all of them follow."""
+    has_ended: bool
+    """Whether it ended before: the end follows too."""
 
 
 class TokenizePrompt(Message, frozen=True, tag="tokenize_prompt"):

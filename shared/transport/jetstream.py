@@ -1,20 +1,31 @@
-"""Buckets in JetStream, the part of NATS that keeps things."""
+"""Buckets and ledgers in JetStream, the part of NATS that keeps things."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
-from shared.errors import BucketUnavailable
+from shared.errors import BucketUnavailable, LedgerUnavailable, PayloadTooLarge
+from shared.transport.protocol import num_bytes
 
 _TIMEOUT_S = 2.0
 _END_OF_STREAM = None
 """What a watcher says after the last entry that was there when it began."""
+
+_DUPLICATE_WINDOW_S: Final = 3600.0
+"""The server remembers the ids of records for so long, some hundred bytes each."""
+_NAME_IN_USE: Final = 10058
+"""The server's code for a stream that exists with other settings: its operator's, which stand."""
+_FETCHED_AT_ONCE: Final = 512
+_IDLE_CONSUMER_S: Final = 30.0
+"""A reader that went away is forgotten by the server after this."""
 
 
 class JetStreamBucket:
@@ -74,4 +85,86 @@ class JetStreamBucket:
             reason = str(error) or type(error).__name__
             raise BucketUnavailable(
                 f"the bucket {self._name} cannot be used: {reason}; the NATS server must be there and have JetStream on"
+            ) from error
+
+
+class JetStreamLedger:
+    """A stream of JetStream that keeps its records for ever, made by whoever appends first.
+
+    An operator may give the stream limits, replicas or a larger window for duplicates; these are left as they are.
+    """
+
+    def __init__(self, name: str, subject: str, client: Callable[[], Client]) -> None:
+        """`client` gives the client of the moment; a transport renews its own."""
+        self._name = name
+        self._subject = subject
+        self._client = client
+
+    async def append(self, record_id: str, payload: bytes) -> None:
+        """Keep a record once, and return when the server has acknowledged it."""
+        headers = {"Nats-Msg-Id": record_id}
+        client = self._client()
+        if not client.is_connected:  # the client would keep it for later, and every repetition too
+            raise LedgerUnavailable(f"the stream {self._name} cannot be used: there is no connection to NATS")
+        if (size := num_bytes(payload, headers)) > client.max_payload:
+            raise PayloadTooLarge(self._subject, size, client.max_payload)
+        with self._unavailable():
+            try:
+                await self._publish(payload, headers)
+            except nats.js.errors.NoStreamResponseError:
+                await self._make()
+                await self._publish(payload, headers)
+
+    async def entries(self, since: float | None = None) -> AsyncIterator[bytes]:
+        """The records, oldest first; none as long as nobody has made the stream."""
+        with self._unavailable():
+            reader = await self._reader(since)
+        if reader is None:
+            return
+        try:
+            with self._unavailable():
+                num_left = (await reader.consumer_info()).num_pending or 0
+            while num_left > 0:
+                with self._unavailable():
+                    messages = await reader.fetch(min(num_left, _FETCHED_AT_ONCE), timeout=_TIMEOUT_S)
+                for message in messages:
+                    num_left = message.metadata.num_pending
+                    yield message.data
+        finally:
+            await reader.unsubscribe()
+
+    async def _publish(self, payload: bytes, headers: dict[str, str]) -> None:
+        await self._context().publish(self._subject, payload, stream=self._name, headers=dict(headers))
+
+    async def _make(self) -> None:
+        config = StreamConfig(name=self._name, subjects=[self._subject], duplicate_window=_DUPLICATE_WINDOW_S)
+        try:
+            await self._context().add_stream(config)
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != _NAME_IN_USE:
+                raise
+
+    async def _reader(self, since: float | None) -> JetStreamContext.PullSubscription | None:
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE, inactive_threshold=_IDLE_CONSUMER_S, mem_storage=True, num_replicas=1
+        )
+        if since is not None:
+            config.deliver_policy = DeliverPolicy.BY_START_TIME
+            config.opt_start_time = datetime.fromtimestamp(since, UTC)
+        try:
+            return await self._context().pull_subscribe(self._subject, stream=self._name, config=config)
+        except nats.js.errors.NotFoundError:
+            return None
+
+    def _context(self) -> JetStreamContext:
+        return self._client().jetstream(timeout=_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        try:
+            yield
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise LedgerUnavailable(
+                f"the stream {self._name} cannot be used: {reason}; the NATS server must be there and have JetStream on"
             ) from error

@@ -5,10 +5,12 @@ Behaves as core NATS does: at most once, in order, queue groups, a largest paylo
 
 import asyncio
 import logging
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 
-from shared.errors import BucketUnavailable, Disconnected, PayloadTooLarge
+from shared.errors import BucketUnavailable, Disconnected, LedgerUnavailable, PayloadTooLarge
 from shared.transport.protocol import Handler, Listener, num_bytes
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,55 @@ class MemoryBucket:
             raise BucketUnavailable("the broker is away")
 
 
+@dataclass(slots=True)
+class Records:
+    """What a broker keeps of one ledger."""
+
+    payloads: dict[str, bytes] = field(default_factory=dict)
+    """By record id, oldest first."""
+    kept_at: dict[str, float] = field(default_factory=dict)
+    num_said: int = 0
+    """How often anything was appended, repetitions included."""
+
+
+class MemoryLedger:
+    """A ledger that lasts as long as its broker, and never forgets an id."""
+
+    def __init__(self, transport: "MemoryTransport", name: str, subject: str) -> None:
+        self._transport = transport
+        self._name = name
+        self._subject = subject
+
+    async def append(self, record_id: str, payload: bytes) -> None:
+        """Keep a record once."""
+        self._check()
+        broker = self._transport.broker
+        if (size := num_bytes(payload, {"Nats-Msg-Id": record_id})) > broker.max_payload:
+            raise PayloadTooLarge(self._subject, size, broker.max_payload)
+        records = broker.ledgers[self._name]
+        records.num_said += 1
+        records.payloads.setdefault(record_id, payload)
+        records.kept_at.setdefault(record_id, time.time())
+        await asyncio.sleep(0)
+        if broker.num_acknowledgements_to_lose > 0:
+            broker.num_acknowledgements_to_lose -= 1
+            raise LedgerUnavailable("the acknowledgement was lost")
+
+    async def entries(self, since: float | None = None) -> AsyncIterator[bytes]:
+        """The records, oldest first."""
+        self._check()
+        records = self._transport.broker.ledgers[self._name]
+        for record_id, payload in list(records.payloads.items()):
+            if since is None or records.kept_at[record_id] >= since:
+                yield payload
+
+    def _check(self) -> None:
+        if not self._transport.is_connected:
+            raise LedgerUnavailable("the broker is away")
+        if not self._transport.broker.keeps_records:
+            raise LedgerUnavailable("the broker keeps no records")
+
+
 class MemoryBroker:
     """What the transports of one mesh share."""
 
@@ -52,6 +103,11 @@ class MemoryBroker:
         self._turns: Counter[str] = Counter()
         self.buckets: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
         """What is kept, by bucket and key."""
+        self.ledgers: defaultdict[str, Records] = defaultdict(Records)
+        self.keeps_records = True
+        """Set it to False for a server without JetStream, as far as ledgers go."""
+        self.num_acknowledgements_to_lose = 0
+        """So many of the next records are kept, and whoever appended them does not hear of it."""
 
     @property
     def num_undelivered(self) -> int:
@@ -200,6 +256,10 @@ class MemoryTransport:
     def bucket(self, name: str) -> MemoryBucket:
         """What the mesh keeps under a name."""
         return MemoryBucket(lambda: self._is_connected, self.broker.buckets[name])
+
+    def ledger(self, name: str, subject: str) -> MemoryLedger:
+        """The mesh's records under a name."""
+        return MemoryLedger(self, name, subject)
 
     def reconnect(self) -> None:
         """Pretend that the connection was lost and found again."""

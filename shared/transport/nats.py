@@ -21,7 +21,7 @@ from nats.errors import (
 
 from shared.errors import ConfigError, Disconnected, PayloadTooLarge
 from shared.log import without_passwords
-from shared.transport.jetstream import JetStreamBucket
+from shared.transport.jetstream import JetStreamBucket, JetStreamLedger
 from shared.transport.protocol import Handler, Listener, num_bytes
 
 log = logging.getLogger(__name__)
@@ -183,6 +183,10 @@ class NatsTransport:
     def bucket(self, name: str) -> JetStreamBucket:
         """What the mesh keeps under a name."""
         return JetStreamBucket(name, lambda: self._client)
+
+    def ledger(self, name: str, subject: str) -> JetStreamLedger:
+        """The mesh's records under a name."""
+        return JetStreamLedger(name, subject, lambda: self._client)
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from shared.transport.bucket import Bucket
+from shared.transport.ledger import Ledger
 
 Handler = Callable[[bytes, Mapping[str, str]], Awaitable[None]]
 """Called with the payload and headers of one message; messages of one subscription come one after the other.
@@ -81,4 +82,8 @@ class Transport(Protocol):
 
     def bucket(self, name: str) -> Bucket:
         """What the mesh keeps under a name (letters, digits, `-` and `_`). Made when something is first kept in it."""
+        ...
+
+    def ledger(self, name: str, subject: str) -> Ledger:
+        """The mesh's records under a name, which travel on a subject of their own. Made with its first record."""
         ...

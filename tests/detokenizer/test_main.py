@@ -40,7 +40,7 @@ async def test_the_default_model_is_served(default_model: Path) -> None:
 
 
 def test_settings_are_read_and_checked() -> None:
-    assert load(DetokenizerConfig, {}) == DetokenizerConfig(4096, 900.0)
+    assert load(DetokenizerConfig, {}) == DetokenizerConfig(4096, 15.0)
     with pytest.raises(ConfigError, match="SHOAL_DETOKENIZER_MAX_OPEN_CHOICES"):
         load(DetokenizerConfig, {"SHOAL_DETOKENIZER_MAX_OPEN_CHOICES": "0"})
 

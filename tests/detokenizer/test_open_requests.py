@@ -20,6 +20,7 @@ from shared.messages import (
     FinishReason,
     Message,
     Outcome,
+    ReplayLog,
     RequestClosed,
     RequestOpened,
     StopStringFound,
@@ -156,29 +157,39 @@ def test_a_failure_is_passed_on_with_its_error(bench: Bench) -> None:
     assert bench.closed() == [failed]
 
 
-def test_lost_entries_fail_the_request_at_both_ends_and_no_other(bench: Bench) -> None:
+def test_lost_entries_are_asked_for_and_no_other_request_waits(bench: Bench) -> None:
     bench.take([opened(A), opened(B)], [bench.entry(A, 0, "the"), bench.entry(B, 0, "the")])
-    sent = bench.take(tokens=[bench.entry(A, 2, "the"), bench.entry(B, 1, "Ġcat")])
-    assert (SCHEDULER, CancelRequest(A, GATEWAY)) in sent
-    (failed,) = bench.closed()
-    assert (failed.request_id, failed.outcome, failed.usage.num_output_tokens) == (A, Outcome.FAILED, (1,))
-    assert failed.error is not None
-    assert (failed.error.status, "lost" in failed.error.message) == (503, True)
-    assert bench.take(tokens=[bench.entry(A, 3, "the")], closed=[closed(A, 4, outcome=Outcome.CANCELLED)]) == []
-    bench.take(tokens=[bench.entry(B, 2, "", LENGTH)], closed=[closed(B, 2)])
-    assert bench.closed() == [failed, closed(B, 2)]
-    assert bench.requests.num_unknown == 2
-
-
-def test_an_end_before_all_entries_came_is_a_loss(bench: Bench) -> None:
-    bench.take([opened(A, num_choices=2)], [bench.entry(A, 0, "the", LENGTH), bench.entry(A, 0, "the", index=1)])
-    bench.take(closed=[closed(A, 1, 5)])
-    (failed,) = bench.closed()
-    assert failed.outcome is Outcome.FAILED
-    assert failed.error is not None
-    assert "choice 1" in failed.error.message
-    assert not any(instance_id == SCHEDULER for instance_id, _ in bench.sent), "its scheduler has ended it already"
+    sent = bench.take(tokens=[bench.entry(A, 2, "Ġdog"), bench.entry(B, 1, "Ġcat", LENGTH)], closed=[closed(B, 2)])
+    assert (SCHEDULER, ReplayLog(A, ME)) in sent
+    assert bench.closed() == [closed(B, 2)]
+    assert bench.take(tokens=[bench.entry(A, 3, "the")], now=0.5) == [], "one question for a gap, not one an entry"
+    bench.take([opened(A)], [bench.entry(A, 0, "the Ġcat Ġdog the", LENGTH)], [closed(A, 4)], now=0.6)
+    assert [text.text for text in bench.texts() if text.request_id == A] == ["the", " cat dogthe"]
+    assert bench.closed() == [closed(B, 2), closed(A, 4)]
     assert len(bench.requests) == 0
+
+
+def test_a_gap_is_asked_for_again_until_it_is_filled(bench: Bench) -> None:
+    bench.take([opened(A)], [bench.entry(A, 1, "the")])
+    asked_at = []
+    for tenth in range(1, 300):
+        bench.requests.tick(tenth / 10)
+        asked_at += [tenth / 10] * len(bench.outbox.take(max_message_bytes=1 << 20))
+    assert asked_at == [1.0, 3.0, 7.0, 15.0, 23.0], "after longer and longer pauses"
+    bench.take(tokens=[bench.entry(A, 0, "the the")], now=30.0)
+    bench.requests.tick(60.0)
+    assert len(bench.outbox) == 0
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_an_end_before_all_entries_came_waits_for_them(bench: Bench, outcome: Outcome) -> None:
+    bench.take([opened(A, num_choices=2)], [bench.entry(A, 0, "the", LENGTH), bench.entry(A, 0, "the", index=1)])
+    sent = bench.take(closed=[closed(A, 1, 2, outcome=outcome)])
+    assert sent == [(SCHEDULER, ReplayLog(A, ME))]
+    whole = [bench.entry(A, 0, "the", LENGTH), bench.entry(A, 0, "the Ġcat", LENGTH, index=1)]
+    bench.take([opened(A)], whole, [closed(A, 1, 2, outcome=outcome)])
+    assert bench.closed() == [closed(A, 1, 2, outcome=outcome)]
+    assert [(text.index, text.text) for text in bench.texts()] == [(0, "the"), (1, "the"), (1, " cat")]
 
 
 @pytest.mark.parametrize("index", [-1, 1])
@@ -206,6 +217,8 @@ def test_a_request_beyond_the_limit_fails_and_the_others_go_on(case_of: Callable
     assert [text.request_id for text in bench.texts()] == [A]
     bench.take(closed=[closed(A, 1, 0, outcome=Outcome.CANCELLED)])
     bench.take([opened(B, num_choices=3)])
+    assert bench.requests.num_open_choices == 0, "what failed is over"
+    bench.take([msgspec.structs.replace(opened(B, num_choices=3), replay=1)])
     assert bench.requests.num_open_choices == 3
 
 
@@ -223,32 +236,93 @@ def test_opening_again_changes_nothing(bench: Bench) -> None:
     assert bench.requests.num_open_choices == 1
 
 
-def test_another_scheduler_takes_a_request_over_and_the_first_is_not_heard_any_more(bench: Bench) -> None:
+def again(request: RequestOpened, *, attempt: int = 1, replay: int = 0) -> RequestOpened:
+    """The request in a later attempt, which another scheduler has, or said once more."""
+    scheduler_id = OTHER_SCHEDULER if attempt > 1 else SCHEDULER
+    return msgspec.structs.replace(request, scheduler_id=scheduler_id, attempt=attempt, replay=replay)
+
+
+def test_a_later_attempt_begins_again_and_the_earlier_one_is_not_heard_any_more(bench: Bench) -> None:
     bench.take([opened(A)], [bench.entry(A, 0, "the")])
-    taken_over = msgspec.structs.replace(opened(A), scheduler_id=OTHER_SCHEDULER)
-    bench.take([taken_over], [bench.entry(A, 0, "the Ġcat")], scheduler_id=OTHER_SCHEDULER)
-    assert bench.take(tokens=[bench.entry(A, 1, "Ġdog")], closed=[closed(A, 2)]) == []
-    assert [text.text for text in bench.texts()] == ["the", "the cat"]
+    later = [again(opened(A), attempt=2)]
+    bench.take(later, [bench.entry(A, 0, "the Ġcat")], scheduler_id=OTHER_SCHEDULER)
+    sent = bench.take(tokens=[bench.entry(A, 1, "Ġdog")], closed=[closed(A, 2)])
+    assert sent == [(SCHEDULER, ReplayLog(A, ME))], "it may be a still later one, whose opening was lost"
+    assert [(text.text, text.attempt) for text in bench.texts()] == [("the", 1), ("the cat", 2)]
     assert (bench.requests.num_open_choices, bench.requests.num_unknown) == (1, 2)
 
 
-def test_what_belongs_to_no_request_is_counted_and_dropped(bench: Bench) -> None:
-    assert bench.take(tokens=[bench.entry(A, 0, "the")], closed=[closed(A, 1)]) == []
+def test_a_scheduler_that_opens_an_earlier_attempt_is_told_to_stop_it(bench: Bench) -> None:
+    bench.take([again(opened(A), attempt=2)], scheduler_id=OTHER_SCHEDULER)
+    sent = bench.take([again(opened(A), replay=7)], [bench.entry(A, 0, "the")])
+    assert (SCHEDULER, CancelRequest(A, GATEWAY, 1)) in sent
+    assert bench.texts() == []
+    bench.take(tokens=[bench.entry(A, 0, "the", LENGTH)], closed=[closed(A, 1)], scheduler_id=OTHER_SCHEDULER)
+    assert len(bench.requests) == 0
+    sent = bench.take([again(opened(A), replay=8)])
+    assert sent == [(SCHEDULER, CancelRequest(A, GATEWAY, 1))], "after its end as well"
+
+
+def test_a_replay_says_everything_once_more_also_to_another_gateway(bench: Bench) -> None:
+    bench.take([opened(A)], [bench.entry(A, 0, "the Ġcat")])
+    elsewhere = msgspec.structs.replace(again(opened(A), replay=1), gateway_id=OTHER_GATEWAY)
+    sent = bench.take([elsewhere], [bench.entry(A, 0, "the Ġcat"), bench.entry(A, 2, "Ġdog")])
+    assert [instance_id for instance_id, _ in sent] == [OTHER_GATEWAY]
+    assert [(text.char_offset, text.text) for text in bench.texts()] == [(0, "the cat"), (0, "the cat"), (7, " dog")]
+    assert bench.requests.num_open_choices == 1
+
+
+def test_an_ended_request_is_opened_again_by_a_replay_and_by_nothing_else(bench: Bench) -> None:
+    whole = [bench.entry(A, 0, "the", LENGTH)]
+    bench.take([opened(A)], whole, [closed(A, 1)])
+    assert bench.take([opened(A)], whole, [closed(A, 1)]) == []
+    bench.take([again(opened(A), replay=1)], whole, [closed(A, 1)])
+    assert bench.closed() == [closed(A, 1), closed(A, 1)]
+
+
+def test_what_belongs_to_no_request_is_counted_and_asked_for_now_and_then(bench: Bench) -> None:
+    sent = bench.take(tokens=[bench.entry(A, 0, "the")], closed=[closed(A, 1)])
+    assert sent == [(SCHEDULER, ReplayLog(A, ME))]
     assert bench.requests.num_unknown == 2
+    questions = [len(bench.take(tokens=[bench.entry(A, n, "the")], now=n / 10)) for n in range(100)]
+    assert sum(questions) == 3, "after 1, 3 and 7 seconds"
+    bench.take([opened(A)], [bench.entry(A, 0, "the")], now=10.0)
+    assert [text.text for text in bench.texts()] == ["the"]
 
 
-def test_requests_of_an_instance_that_is_gone_are_dropped_silently(bench: Bench) -> None:
-    of_other = msgspec.structs.replace(opened(B), gateway_id=OTHER_GATEWAY)
+def test_requests_of_a_scheduler_that_is_gone_are_dropped_silently(bench: Bench) -> None:
     bench.take([opened(A, num_choices=2)], now=10.0)
-    bench.take([of_other], now=11.0)
-    alive = {SCHEDULER, GATEWAY}
-    assert bench.requests.drop_stale(alive.__contains__, 12.0) == 0, "it may not have been heard of yet"
-    assert bench.requests.drop_stale(alive.__contains__, 13.0) == 1
-    assert (len(bench.requests), bench.requests.num_open_choices) == (1, 2)
-    alive.remove(SCHEDULER)
-    assert bench.requests.drop_stale(alive.__contains__, 13.0) == 1
-    assert bench.requests.num_open_choices == 0
+    alive = {GATEWAY}
+    assert bench.requests.drop_stale(alive.__contains__, 11.0) == 0, "it may not have been heard of yet"
+    assert bench.requests.drop_stale(alive.__contains__, 12.0) == 1
+    assert (len(bench.requests), bench.requests.num_open_choices) == (0, 0)
     assert len(bench.outbox) == 0
+
+
+def test_requests_of_a_gateway_that_is_gone_are_kept_for_the_one_that_comes_for_them(bench: Bench) -> None:
+    bench.take([opened(A)], now=10.0)
+    assert bench.requests.drop_stale({SCHEDULER}.__contains__, 20.0) == 0
+
+
+def test_log_probabilities_that_nobody_knows_leave_those_of_later_tokens_in_their_places(bench: Bench) -> None:
+    known = [TokenLogprobs(-float(n)) for n in range(4)]
+    words = [bench.entry(A, 0, "the"), bench.entry(A, 1, "â")]
+    resumed = [msgspec.structs.replace(entry, logprobs=(None,)) for entry in words]
+    rest = msgspec.structs.replace(bench.entry(A, 2, "Ĥ ¬ Ġcat"), logprobs=tuple(known[1:]))
+    bench.take([opened(A)], [*resumed, rest])
+    first, second = bench.texts()
+    assert (first.text, first.logprobs) == ("the", ())
+    assert (second.token_offset, len(second.token_ids)) == (1, 4)
+    assert [position.chosen.logprob for position in second.logprobs] == [-1.0, -2.0, -3.0]
+    assert [position.chosen.token_id for position in second.logprobs] == list(second.token_ids[1:])
+
+
+def test_log_probabilities_end_where_a_stop_string_does(bench: Bench) -> None:
+    logprobs = tuple(TokenLogprobs(-float(n)) for n in range(4))
+    whole = msgspec.structs.replace(bench.entry(A, 0, "the Ġcat Ġdog the", LENGTH), logprobs=logprobs)
+    bench.take([opened(A, text=TextOptions(stop=("cat",)))], [whole])
+    positions = [position for text in bench.texts() for position in text.logprobs]
+    assert [position.chosen.logprob for position in positions] == [0.0, -1.0]
 
 
 def test_a_request_of_which_nothing_is_heard_is_dropped(bench: Bench) -> None:

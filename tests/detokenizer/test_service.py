@@ -213,8 +213,8 @@ async def test_tokens_of_an_unknown_request_are_counted_as_dropped(mesh: Mesh) -
         assert mesh.service.num_dropped_messages == 2
 
 
-@pytest.mark.parametrize("gone", [scheduler_beat(is_leaving=True), gateway_beat(GATEWAY, is_leaving=True)])
-async def test_requests_of_an_instance_that_leaves_are_dropped(mesh: Mesh, gone: Presence) -> None:
+async def test_requests_of_a_scheduler_that_leaves_are_dropped(mesh: Mesh) -> None:
+    gone = scheduler_beat(is_leaving=True)
     async with mesh.started(is_running=False):
         for beat in (scheduler_beat(), gateway_beat(GATEWAY), gateway_beat(OTHER)):
             await mesh.service.handle(beat)
@@ -232,19 +232,23 @@ async def test_requests_of_an_instance_that_leaves_are_dropped(mesh: Mesh, gone:
         assert mesh.service.status().num_open_choices == 0
 
 
-async def test_requests_of_a_gateway_that_falls_silent_are_dropped_and_others_are_not(mesh: Mesh) -> None:
+async def test_without_the_broker_nobody_counts_as_gone(mesh: Mesh) -> None:
     async with mesh.started(is_running=False):
-        await mesh.service.handle(gateway_beat(OTHER))
-        await mesh.service.handle(DecodeTokens(SCHEDULER, (opened("a"), opened("b", OTHER))))
-        for _ in range(int(DEAD_AFTER_S / 0.25) + 1):
-            for beat in (scheduler_beat(), gateway_beat(GATEWAY)):
-                await mesh.service.handle(beat)
+        await mesh.service.handle(scheduler_beat())
+        await mesh.service.handle(DecodeTokens(SCHEDULER, (opened("a"),)))
+        mesh.transport._is_connected = False
+        for _ in range(12):
             mesh.clock.advance(0.25)
             await mesh.service.handle(Tick())
-        assert mesh.service.status().num_open_choices == 1
-        await mesh.service.handle(DecodeTokens(SCHEDULER, (), (mesh.entry("a", 0, "the"), mesh.entry("b", 0, "the"))))
-        await mesh.service.on_idle()
-        assert [text.request_id for text in (await mesh.gateway.receive_texts()).texts] == ["a"]
+        assert mesh.service.status().num_open_requests == 1
+        mesh.transport._is_connected = True
+        mesh.clock.advance(0.25)
+        await mesh.service.handle(Tick())
+        assert mesh.service.status().num_open_requests == 1, "its beats are only on their way again"
+        for _ in range(12):
+            mesh.clock.advance(0.25)
+            await mesh.service.handle(Tick())
+        assert mesh.service.status().num_open_requests == 0
 
 
 async def test_requests_of_a_scheduler_that_was_never_heard_of_are_dropped_in_time(mesh: Mesh) -> None:

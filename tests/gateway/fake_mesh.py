@@ -4,12 +4,13 @@ It sees exactly what the gateway sends, and sends exactly what a real mesh could
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shared import subjects
 from shared.codec import Decoder, encode
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
+    AdoptRequest,
     CancelRequest,
     ChoiceText,
     DetokenizerStatus,
@@ -20,12 +21,16 @@ from shared.messages import (
     Message,
     Outcome,
     Presence,
+    ReplayRequest,
     RequestAccepted,
+    RequestAdopted,
     RequestClosed,
     RequestRefused,
+    RequestUnknown,
     SchedulerStatus,
     Status,
     SubmitRequest,
+    SubmitTokens,
     TextAlternative,
     TextLogprobs,
     TextProduced,
@@ -57,17 +62,25 @@ class FakeRequest:
         self.message = message
         self.request_id = message.request_id
         self.detokenizer_id = mesh.detokenizer_id
+        self.gateway_id = message.gateway_id
+        """Who follows it."""
+        self.pieces: list[ChoiceText] = []
+        self.end: RequestClosed | None = None
         self._mesh = mesh
         self._num_tokens = [0] * message.num_choices
         self._num_chars = [0] * message.num_choices
 
     async def accept(self) -> None:
         """Take it."""
-        await self._send(RequestAccepted(self.request_id, self.message.scheduler_id, num_prompt_tokens=3))
+        await self._send(RequestAccepted(self.request_id, self.message.scheduler_id, 3, self.message.attempt))
 
     async def refuse(self, error: ErrorInfo) -> None:
         """Do not take it."""
-        await self._send(RequestRefused(self.request_id, error))
+        await self._send(RequestRefused(self.request_id, error, self.message.attempt))
+
+    async def deny(self) -> None:
+        """Its scheduler does not know it."""
+        await self._send(RequestUnknown(self.request_id, self.message.scheduler_id, self.message.attempt))
 
     async def say(
         self,
@@ -93,10 +106,19 @@ class FakeRequest:
         first = self._num_tokens[index]
         token_ids = int32s(range(first, first + num_tokens))
         piece = ChoiceText(
-            self.request_id, index, first, token_ids, self._num_chars[index], text, finish_reason, tuple(logprobs)
+            self.request_id,
+            index,
+            first,
+            token_ids,
+            self._num_chars[index],
+            text,
+            finish_reason,
+            tuple(logprobs),
+            self.message.attempt,
         )
         self._num_tokens[index] += num_tokens
         self._num_chars[index] += len(text)
+        self.pieces.append(piece)
         return piece
 
     async def send_piece(self, piece: ChoiceText) -> None:
@@ -122,10 +144,41 @@ class FakeRequest:
     def closed(self, outcome: Outcome, error: ErrorInfo | None = None) -> RequestClosed:
         """The end."""
         usage = Usage(num_prompt_tokens=3, num_cached_tokens=2, num_output_tokens=tuple(self._num_tokens))
-        return RequestClosed(self.request_id, outcome, usage, Timing(0.01, 0.02, 0.03), error)
+        timing = Timing(0.01, 0.02, 0.03)
+        self.end = RequestClosed(self.request_id, outcome, usage, timing, error, self.message.attempt)
+        return self.end
+
+    async def hand_to(self, query: AdoptRequest) -> None:
+        """Point it to the gateway that asks for it, and say all of it again."""
+        self.gateway_id = query.gateway_id
+        await self._send(self._adopted(query.query_id))
+        await self.replay()
+
+    async def replay(self) -> None:
+        """Say everything again."""
+        ends = () if self.end is None else (self.end,)
+        await self._send(TextProduced(self.detokenizer_id, texts=tuple(self.pieces), closed=ends))
+
+    def _adopted(self, query_id: str) -> RequestAdopted:
+        message = self.message
+        submission = SubmitTokens(
+            request_id=message.request_id,
+            gateway_id=self.gateway_id,
+            model=message.model,
+            tenant=message.tenant,
+            prompt_token_ids=int32s(range(3)),
+            sampling=message.sampling,
+            text=message.text,
+            num_choices=message.num_choices,
+            max_tokens=message.max_tokens,
+            owner=message.owner,
+            client=message.client,
+        )
+        num_tokens = tuple(self._num_tokens)
+        return RequestAdopted(query_id, message.scheduler_id, submission, num_tokens, self.end is not None)
 
     async def _send(self, message: Message) -> None:
-        await self._mesh.send_to(self.message.gateway_id, message)
+        await self._mesh.send_to(self.gateway_id, message)
 
 
 class FakeMesh:
@@ -141,29 +194,66 @@ class FakeMesh:
         self.num_running = 0
         self.submissions: asyncio.Queue[FakeRequest] = asyncio.Queue()
         self.cancellations: asyncio.Queue[CancelRequest] = asyncio.Queue()
+        self.replays: asyncio.Queue[ReplayRequest] = asyncio.Queue()
+        """What schedulers are asked to say again."""
+        self.adoptions: asyncio.Queue[AdoptRequest] = asyncio.Queue()
+        self.kept: dict[RequestId, FakeRequest] = {}
+        """Requests that can be found again."""
         self.questions: asyncio.Queue[TokenizePrompt | DetokenizeTokens] = asyncio.Queue()
         self._transport = MemoryTransport(broker)
         self._tokenizer: Decoder[TokenizerInbound] = Decoder(TokenizerInbound)
-        self._scheduler: Decoder[CancelRequest] = Decoder(CancelRequest)
+        self._scheduler: Decoder[CancelRequest | ReplayRequest] = Decoder(CancelRequest | ReplayRequest)
+        self._adoption: Decoder[AdoptRequest] = Decoder(AdoptRequest)
+        self._other_schedulers: list[InstanceId] = []
 
     async def start(self) -> None:
         """Listen, and announce every service."""
         await self._transport.connect()
         await self._transport.subscribe(subjects.tokenize(self.model), self._on_tokenizer_message, queue="tokenizers")
         await self._transport.subscribe(subjects.inbox(self.scheduler_id), self._on_scheduler_message)
+        await self._transport.subscribe(subjects.ADOPTIONS, self._on_adoption)
         await self.beat()
+
+    async def add_scheduler(self, instance_id: InstanceId) -> None:
+        """Have one more scheduler, which beats even if `silent` has the others."""
+        self._other_schedulers.append(instance_id)
+        await self._transport.subscribe(subjects.inbox(instance_id), self._on_scheduler_message)
+        await self.announce(Service.SCHEDULER, instance_id)
 
     async def stop(self) -> None:
         """Say nothing more."""
         await self._transport.close()
 
+    async def take_submissions(self, instance_id: InstanceId, take: Callable[[SubmitTokens], None]) -> None:
+        """Have one more scheduler, whose submissions by gateways are given to `take`."""
+        decoder = Decoder[SubmitTokens](SubmitTokens)
+
+        async def on_message(payload: bytes, _headers: Mapping[str, str]) -> None:
+            take(decoder.decode(payload))
+
+        self._other_schedulers.append(instance_id)
+        await self._transport.subscribe(subjects.inbox(instance_id), on_message)
+        await self.announce(Service.SCHEDULER, instance_id)
+
     async def next_request(self) -> FakeRequest:
         """The next submission, which may be a repetition."""
         return await asyncio.wait_for(self.submissions.get(), PATIENCE_S)
 
+    def keep(self, request: FakeRequest) -> None:
+        """Give the request to whichever gateway looks for it, on behalf of its owner."""
+        self.kept[request.request_id] = request
+
     async def next_cancellation(self) -> RequestId:
         """The request that is cancelled next."""
         return (await asyncio.wait_for(self.cancellations.get(), PATIENCE_S)).request_id
+
+    async def next_replay(self) -> ReplayRequest:
+        """What a scheduler is asked to say again next."""
+        return await asyncio.wait_for(self.replays.get(), PATIENCE_S)
+
+    async def next_adoption(self) -> AdoptRequest:
+        """Which request is looked for next."""
+        return await asyncio.wait_for(self.adoptions.get(), PATIENCE_S)
 
     async def next_question(self) -> TokenizePrompt | DetokenizeTokens:
         """What the tokenizer is asked next."""
@@ -174,6 +264,8 @@ class FakeMesh:
         for service in (Service.TOKENIZER, Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER):
             if service not in self.silent:
                 await self.announce(service, self._instance_id(service), is_draining=service in self.draining)
+        for instance_id in self._other_schedulers:
+            await self.announce(Service.SCHEDULER, instance_id)
 
     async def announce(
         self,
@@ -225,4 +317,15 @@ class FakeMesh:
             self.questions.put_nowait(message)
 
     async def _on_scheduler_message(self, payload: bytes, _headers: Mapping[str, str]) -> None:
-        self.cancellations.put_nowait(self._scheduler.decode(payload))
+        message = self._scheduler.decode(payload)
+        if isinstance(message, CancelRequest):
+            self.cancellations.put_nowait(message)
+        else:
+            self.replays.put_nowait(message)
+
+    async def _on_adoption(self, payload: bytes, _headers: Mapping[str, str]) -> None:
+        query = self._adoption.decode(payload)
+        self.adoptions.put_nowait(query)
+        request = self.kept.get(query.request_id)
+        if request is not None and request.message.owner == query.owner:
+            await request.hand_to(query)

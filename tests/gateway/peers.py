@@ -13,6 +13,7 @@ from aiohttp import WSMsgType
 
 from tests.gateway.fake_mesh import PATIENCE_S, FakeRequest
 from tests.gateway.harness import CHAT, Harness
+from tests.resets import reset
 
 PATH = "/v1/stream"
 
@@ -42,6 +43,11 @@ class Peer:
         await request.accept()
         assert await self.receive() == {"type": "request.accepted", "id": name, "request_id": request.request_id}
         return request
+
+    def vanish(self) -> None:
+        """End the connection with a reset."""
+        assert self.socket._response.connection is not None
+        reset(self.socket._response.connection.transport)
 
     async def closed(self) -> int | None:
         """Wait for the gateway's close, and its code."""

@@ -130,7 +130,7 @@ async def test_http_garbage_ends_its_connection_only(harness: Harness) -> None:
 async def test_bug_in_a_handler_fails_its_request_only(
     harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
     monkeypatch.setattr(harness.mesh, "admit", broken)

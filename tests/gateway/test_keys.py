@@ -1,25 +1,35 @@
 """API keys: how they are configured and what opens the gateway."""
 
+import hashlib
+
 import pytest
 
 from services.gateway.config import GatewayConfig
-from services.gateway.keys import Keys, parse_keys
+from services.gateway.keys import Caller, Keys, parse_keys
 from shared.config import describe, load
 from shared.errors import ConfigError, Unauthorized
 
 
 def test_without_keys_everybody_is_the_default_tenant() -> None:
-    assert Keys(()).tenant({}) == "default"
-    assert Keys(()).tenant({"Authorization": "Bearer whatever"}) == "default"
+    assert Keys(()).caller({}) == Caller("default", "")
+    assert Keys(()).caller({"Authorization": "Bearer whatever"}) == Caller("default", "")
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_key_gives_its_tenant(scheme: str) -> None:
     keys = Keys(("acme:one", "acme:two", "zenith:three:with:colons"))
-    assert keys.tenant({"Authorization": f"{scheme} one"}) == "acme"
-    assert keys.tenant({"Authorization": f"{scheme} two"}) == "acme"
-    assert keys.tenant({"Authorization": f"{scheme}  three:with:colons "}) == "zenith"
-    assert keys.tenant({"Sec-WebSocket-Protocol": "shoal.v1.json, shoal.key.two"}) == "acme"
+    assert keys.caller({"Authorization": f"{scheme} one"}).tenant == "acme"
+    assert keys.caller({"Authorization": f"{scheme} two"}).tenant == "acme"
+    assert keys.caller({"Authorization": f"{scheme}  three:with:colons "}).tenant == "zenith"
+    assert keys.caller({"Sec-WebSocket-Protocol": "shoal.v1.json, shoal.key.two"}).tenant == "acme"
+
+
+def test_owner_is_the_key_and_not_the_tenant_and_does_not_show_it() -> None:
+    keys = Keys(("acme:one", "acme:two"))
+    by_header = keys.caller({"Authorization": "Bearer one"})
+    assert keys.caller({"Sec-WebSocket-Protocol": "shoal.v1.json, shoal.key.one"}) == by_header
+    assert by_header.owner == hashlib.sha256(b"one").hexdigest()
+    assert keys.caller({"Authorization": "Bearer two"}).owner != by_header.owner
 
 
 @pytest.mark.parametrize(
@@ -40,7 +50,7 @@ def test_key_gives_its_tenant(scheme: str) -> None:
 )
 def test_anything_else_is_unauthorized(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthorized):
-        Keys(("acme:one",)).tenant(headers)
+        Keys(("acme:one",)).caller(headers)
 
 
 @pytest.mark.parametrize("entries", [["secret"], [":secret"], ["acme:"], ["acme:secret", "zenith:secret"]])

@@ -153,35 +153,74 @@ async def test_repeated_and_overlapping_text_is_dropped(harness: Harness) -> Non
     assert text_of(events) == "Hello, world"
 
 
-async def test_gap_in_the_text_fails_the_request_and_stops_it(harness: Harness) -> None:
+async def test_a_gap_in_the_text_is_asked_for_at_once_and_filled(harness: Harness) -> None:
     response, request = await harness.open_stream(CHAT)
     await request.say("a")
-    request.piece("lost on its way")
+    request.piece("b")  # lost on its way
     await request.say("c")
+    await request.say("d")
+    await harness.settle()
+    await harness.advance(0.25)
+    asked = await harness.fake.next_replay()
+    assert (asked.request_id, asked.num_tokens) == (request.request_id, (1,))
+    assert harness.fake.replays.empty(), "one question, however much comes behind the gap"
+    again = FakeRequest(harness.fake, request.message)
+    await again.say("abcd", num_tokens=4)
+    await again.say("e")
+    await again.finish()
     events = await events_of(response)
-    assert_ended_once(events, error="unavailable")
-    assert text_of(events) == "a"
-    assert await harness.fake.next_cancellation() == request.request_id
-    await request.close(Outcome.CANCELLED)
-    await harness.nothing_is_left()
-    assert harness.mesh.requests.num_ended == {Outcome.FAILED: 1}
+    assert_ended_once(events, reason="stop")
+    assert text_of(events) == "abcde"
 
 
-async def test_gap_in_a_whole_answer_has_its_own_status(harness: Harness) -> None:
-    asking, request = await harness.start_chat()
+async def test_a_gap_that_stays_is_asked_for_less_and_less_often(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
     request.piece("lost on its way")
-    await request.say("c")
-    status, answer = await asking
-    assert (status, answer["error"]["code"]) == (503, "unavailable")
-    assert "lost" in answer["error"]["message"]
-    assert await harness.fake.next_cancellation() == request.request_id
+    await request.say("b")
+    await harness.settle()
+    await harness.advance(60.0)
+    assert 4 <= harness.fake.replays.qsize() <= 7
+    await harness.advance(61.0)
+    assert_ended_once(await events_of(response), error="stalled")
 
 
-async def test_lost_last_piece_is_noticed(harness: Harness) -> None:
+async def test_a_lost_end_is_asked_for_and_told_once(harness: Harness) -> None:
     response, request = await harness.open_stream(CHAT)
     await request.say("a")
     await request.close(Outcome.COMPLETED)
+    await harness.settle()
+    await harness.advance(0.25)
+    await harness.fake.next_replay()
+    again = FakeRequest(harness.fake, request.message)
+    await again.say("ab", num_tokens=2)
+    await again.finish()
+    events = await events_of(response)
+    assert_ended_once(events, reason="stop")
+    assert text_of(events) == "ab"
+    await harness.nothing_is_left()
+
+
+async def test_an_end_that_comes_again_and_again_without_its_text_fails_the_request(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.say("a")
+    for _ in range(5):
+        await request.close(Outcome.COMPLETED)
+        await harness.advance(1.0)
     assert_ended_once(await events_of(response), error="unavailable")
+    await harness.nothing_is_left()
+
+
+async def test_a_silent_request_has_its_scheduler_asked_after_longer_and_longer_pauses(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await request.accept()
+    await harness.settle()
+    await harness.advance(1.5)
+    assert harness.fake.replays.empty()
+    await harness.advance(59.0)
+    assert harness.fake.replays.qsize() == 5, "after 2, 4, 8, 16 and 30 seconds"
+    assert (await harness.fake.next_replay()).num_tokens == (0,)
+    await request.complete("a")
+    assert (await asking)[0] == 200
 
 
 async def test_choice_that_was_not_asked_for_fails_the_request(harness: Harness) -> None:

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.gateway.config import GatewayConfig
-from services.gateway.requests import OpenRequests, Outgoing
+from services.gateway.requests import OpenRequests
 from services.gateway.streams import End, Reader, Stream
+from services.gateway.submissions import Outgoing
 from shared import subjects
 from shared.codec import Decoder
-from shared.errors import InvalidRequest, Unavailable
+from shared.errors import InvalidRequest, RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
 from shared.messages import (
     CancelRequest,
@@ -19,9 +20,11 @@ from shared.messages import (
     ErrorInfo,
     FinishReason,
     Outcome,
+    ReplayRequest,
     RequestAccepted,
     RequestClosed,
     RequestRefused,
+    RequestUnknown,
     SubmitRequest,
     TextProduced,
     TextPrompt,
@@ -31,6 +34,7 @@ from shared.messages import (
 from shared.sampling import SamplingParams
 
 GATEWAY, SCHEDULER = InstanceId("gateway-1"), InstanceId("scheduler-1")
+SCHEDULERS = (SCHEDULER, InstanceId("scheduler-2"))
 DETOKENIZERS = (InstanceId("detokenizer-1"), InstanceId("detokenizer-2"))
 CONFIG = GatewayConfig()
 SUBMISSION: Outgoing = ("tokenize", b"the request")
@@ -63,7 +67,12 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.table = OpenRequests(GATEWAY, CONFIG)
+        self.schedulers = [SCHEDULER]
+        self.table = OpenRequests(GATEWAY, CONFIG, lambda _model: self.schedulers[0] if self.schedulers else None)
+        self.attempts: dict[RequestId, int] = dict.fromkeys(IDS, 1)
+        """The latest that was submitted."""
+        self.homes: dict[RequestId, InstanceId] = dict.fromkeys(IDS, SCHEDULER)
+        """Where it was submitted."""
         self.streams: dict[RequestId, Stream] = {}
         self.ends: dict[RequestId, int] = {}
         self.cancellations: dict[RequestId, int] = {}
@@ -87,35 +96,78 @@ class Life(RuleBasedStateMachine):
         for subject, payload in outgoing:
             if (subject, payload) == SUBMISSION:
                 continue
-            assert subject == subjects.inbox(SCHEDULER)
-            self.cancellations[Decoder[CancelRequest](CancelRequest).decode(payload).request_id] += 1
+            if subject == subjects.tokenize("m"):
+                self._submitted(Decoder[SubmitRequest](SubmitRequest).decode(payload))
+                continue
+            assert subject in map(subjects.inbox, SCHEDULERS)
+            message = Decoder[CancelRequest | ReplayRequest](CancelRequest | ReplayRequest).decode(payload)
+            if isinstance(message, CancelRequest):
+                self.cancellations[message.request_id] += 1
+            else:
+                assert subject == subjects.inbox(self.homes[message.request_id]), "only who has it is asked"
+                assert message.attempt == self.attempts[message.request_id]
+
+    def _submitted(self, message: SubmitRequest) -> None:
+        """A later attempt, or the same one again: with all the output that is here, to a scheduler that is there."""
+        request_id, stream = message.request_id, self.streams[message.request_id]
+        assert stream.end is None, "what has ended for the client is not started again"
+        if message.attempt == self.attempts[request_id]:
+            assert message.scheduler_id == self.homes[request_id]
+            return
+        assert message.attempt == self.attempts[request_id] + 1
+        assert message.scheduler_id in self.schedulers
+        self.attempts[request_id], self.homes[request_id] = message.attempt, message.scheduler_id
+        known = [list(choice.token_ids) for choice in message.resumed] or [[]]
+        assert known == [list(choice.token_ids) for choice in stream.choices]
+
+    @rule(request_id=st.sampled_from(IDS), is_late=st.booleans())
+    def accept(self, request_id: RequestId, is_late: bool) -> None:
+        attempt = self.attempts[request_id] - is_late
+        self.table.accepted(RequestAccepted(request_id, self.homes[request_id], 3, attempt), self.now)
+
+    @rule(request_id=st.sampled_from(IDS), error=st.sampled_from([InvalidRequest("no"), Unavailable("not now")]))
+    def refuse(self, request_id: RequestId, error: RequestError) -> None:
+        refused = RequestRefused(request_id, ErrorInfo.of(error), self.attempts[request_id])
+        self._sent(self.table.refused(refused, self.now))
+
+    @rule(request_id=st.sampled_from(IDS), is_late=st.booleans())
+    def deny(self, request_id: RequestId, is_late: bool) -> None:
+        attempt = self.attempts[request_id] - is_late
+        self._sent(self.table.unknown(RequestUnknown(request_id, self.homes[request_id], attempt), self.now))
 
     @rule(request_id=st.sampled_from(IDS))
-    def accept(self, request_id: RequestId) -> None:
-        self.table.accepted(RequestAccepted(request_id, SCHEDULER, 3), self.now)
+    def detach(self, request_id: RequestId) -> None:
+        self._sent(self.table.detach(self.streams[request_id], self.now))
 
     @rule(request_id=st.sampled_from(IDS))
-    def refuse(self, request_id: RequestId) -> None:
-        self.table.refused(RequestRefused(request_id, ErrorInfo.of(InvalidRequest("no"))))
+    def attach(self, request_id: RequestId) -> None:
+        self.table.attach(self.streams[request_id])
 
     @rule(request_id=st.sampled_from(IDS), skipped=st.sampled_from([0, 0, 0, 1]), by=st.sampled_from(DETOKENIZERS))
     def say(self, request_id: RequestId, skipped: int, by: InstanceId) -> None:
         first = self.num_tokens[request_id] + skipped
         self.num_tokens[request_id] = first + 1
-        piece = ChoiceText(request_id, 0, first, int32s([1]), first, "x")
+        piece = ChoiceText(request_id, 0, first, int32s([1]), first, "x", attempt=self.attempts[request_id])
         self._sent(self.table.text_produced(TextProduced(by, texts=(piece,)), self.now))
 
-    @rule(request_id=st.sampled_from(IDS), outcome=st.sampled_from(Outcome), finishes=st.booleans())
-    def close(self, request_id: RequestId, outcome: Outcome, finishes: bool) -> None:
-        count = self.num_tokens[request_id]
-        last = ChoiceText(request_id, 0, count, int32s(), count, "", FinishReason.STOP)
-        closed = RequestClosed(request_id, outcome, Usage(3, 0, (count,)))
+    @rule(
+        request_id=st.sampled_from(IDS),
+        outcome=st.sampled_from(Outcome),
+        finishes=st.booleans(),
+        is_late=st.sampled_from([False, False, True]),
+    )
+    def close(self, request_id: RequestId, outcome: Outcome, finishes: bool, is_late: bool) -> None:
+        count, attempt = self.num_tokens[request_id], self.attempts[request_id] - is_late
+        num_before = self.ends[request_id]
+        last = ChoiceText(request_id, 0, count, int32s(), count, "", FinishReason.STOP, attempt=attempt)
+        closed = RequestClosed(request_id, outcome, Usage(3, 0, (count,)), attempt=attempt)
         texts = (last,) if finishes else ()
         self._sent(self.table.text_produced(TextProduced(DETOKENIZERS[0], texts=texts, closed=(closed,)), self.now))
+        assert not is_late or self.ends[request_id] == num_before, "the end of an earlier attempt is no end"
 
     @rule(request_id=st.sampled_from(IDS))
     def cancel(self, request_id: RequestId) -> None:
-        self._sent(self.table.cancel(request_id, self.now))
+        self._sent(self.table.cancel(self.streams[request_id], self.now))
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 5.0, 130.0, 700.0]))
     def wait(self, seconds: float) -> None:
@@ -126,9 +178,15 @@ class Life(RuleBasedStateMachine):
             wants_more = request_id in self.table._requests and self.table._requests[request_id].cancelled_at is None
             assert not (is_over and wants_more), "nobody waits longer than a request's own time and a second"
 
-    @rule()
-    def lose_scheduler(self) -> None:
-        self._sent(self.table.scheduler_lost(SCHEDULER, self.now))
+    @rule(which=st.sampled_from(SCHEDULERS))
+    def lose_scheduler(self, which: InstanceId) -> None:
+        self.schedulers = [scheduler for scheduler in self.schedulers if scheduler != which]
+        self._sent(self.table.scheduler_lost(which, self.now))
+
+    @rule(which=st.sampled_from(SCHEDULERS))
+    def find_scheduler(self, which: InstanceId) -> None:
+        self.schedulers = list(dict.fromkeys([*self.schedulers, which]))
+        self._sent(self.table.scheduler_found(which, self.now))
 
     @rule(which=st.sampled_from(DETOKENIZERS), is_last=st.booleans())
     def lose_detokenizer(self, which: InstanceId, is_last: bool) -> None:
@@ -160,6 +218,12 @@ class Life(RuleBasedStateMachine):
             if request.stream.end is not None:
                 assert request.cancelled_at is not None
                 assert self.cancellations[request_id] >= 1
+
+    @invariant()
+    def who_has_a_request_is_there(self) -> None:
+        for request in self.table._requests.values():
+            if request.cancelled_at is None and request.scheduler_id is not None:
+                assert request.scheduler_id in self.schedulers
 
     def teardown(self) -> None:
         """In the end, with nobody saying anything, everything ends and nothing is kept."""
@@ -208,9 +272,9 @@ def test_time_that_is_over_ends_a_request_that_the_mesh_does_not_end(timeout_ms:
 
 def test_cancelled_request_is_not_sent_again() -> None:
     table = OpenRequests(GATEWAY, CONFIG)
-    table.open(submit(IDS[0]), SUBMISSION, 0.0)
-    assert len(table.cancel(IDS[0], 0.0)) == 1
-    assert table.cancel(IDS[0], 0.0) == []
+    stream = table.open(submit(IDS[0]), SUBMISSION, 0.0)
+    assert len(table.cancel(stream, 0.0)) == 1
+    assert table.cancel(stream, 0.0) == []
     assert table.submission(IDS[0]) == []
     assert SUBMISSION not in [message for second in range(1, 10) for message in table.tick(float(second))]
     assert len(table) == 0

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import aiohttp
 import msgpack
 import pytest
 
@@ -10,7 +9,7 @@ from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.messages import ErrorInfo, FinishReason, Outcome
 from tests.gateway.fake_mesh import MODEL, logprobs_of
 from tests.gateway.harness import CHAT, COMPLETION, Harness, running_gateway
-from tests.gateway.peers import PATH, Peer, connected
+from tests.gateway.peers import Peer, connected
 
 # One request.
 
@@ -56,6 +55,20 @@ async def test_token_ids_and_logprobs_come_when_asked_for(harness: Harness, peer
     await request.say("", num_tokens=1, finish_reason=FinishReason.STOP, logprobs=[logprobs_of("<end>")])
     delta = await peer.receive()
     assert (delta["text"], delta["token_ids"]) == ("", [2]), "the log of tokens is complete"
+    await request.finish()
+    assert (await peer.receive())["type"] == "request.completed"
+
+
+async def test_many_tokens_at_once_come_in_several_deltas(harness: Harness, peer: Peer) -> None:
+    request = await peer.create(harness, token_ids=True)
+    await request.say("Hello", num_tokens=600)
+    deltas = [await peer.receive() for _ in range(3)]
+    assert [(delta["offset"], delta["text"], delta["token_offset"]) for delta in deltas] == [
+        (0, "Hello", 0),
+        (5, "", 256),
+        (5, "", 512),
+    ]
+    assert [token for delta in deltas for token in delta["token_ids"]] == list(range(600))
     await request.finish()
     assert (await peer.receive())["type"] == "request.completed"
 
@@ -247,15 +260,6 @@ async def test_closing_cancels_everything(harness: Harness) -> None:
     await harness.nothing_is_left()
     assert harness.mesh.num_disconnects == 5
     await harness.until(lambda: harness.gateway.server.num_connections == 0)
-
-
-async def test_vanishing_peer_cancels_everything(harness: Harness) -> None:
-    async with aiohttp.ClientSession() as session:
-        connection = await session.ws_connect(harness.url + PATH)
-        request = await Peer(connection).create(harness)
-        transport = connection._response.connection.transport  # type: ignore[union-attr]
-        transport.abort()  # type: ignore[union-attr]
-        assert await harness.fake.next_cancellation() == request.request_id
 
 
 # Many requests.

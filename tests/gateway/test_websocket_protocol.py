@@ -64,12 +64,6 @@ async def test_bytes_that_are_no_msgpack_are_an_error_and_the_socket_goes_on(har
         await peer.create(harness)
 
 
-async def test_resuming_is_refused_by_type(harness: Harness, peer: Peer) -> None:
-    await peer.send({"type": "request.resume", "request_id": "req-1", "offset": 5})
-    answer = await peer.receive()
-    assert (answer["type"], answer["request_id"], answer["error"]["code"]) == ("request.failed", "req-1", "unsupported")
-
-
 # Opening and leaving.
 
 
@@ -139,14 +133,25 @@ async def test_draining_gateway_says_so_and_finishes_what_runs(harness: Harness,
     await asyncio.wait_for(harness.running, PATIENCE_S)
 
 
-async def test_leaving_gateway_fails_what_is_left_and_closes(harness: Harness, peer: Peer) -> None:
-    request = await peer.create(harness)
+async def test_leaving_gateway_fails_what_cannot_be_resumed_and_closes(harness: Harness, peer: Peer) -> None:
+    request = await peer.create(harness, body=CHAT | {"resumable": False})
     stopping = asyncio.create_task(harness.gateway.on_stop())
     failed = await peer.receive()
     assert (failed["type"], failed["request_id"]) == ("request.failed", request.request_id)
-    assert await peer.closed() == 1001
+    assert await peer.closed() == 1012
     await stopping
     assert await harness.fake.next_cancellation() == request.request_id
+
+
+async def test_leaving_gateway_leaves_the_rest_to_be_resumed_elsewhere(harness: Harness, peer: Peer) -> None:
+    request = await peer.create(harness)
+    await request.say("so far")
+    assert (await peer.receive())["text"] == "so far"
+    stopping = asyncio.create_task(harness.gateway.on_stop())
+    assert await peer.closed() == 1012
+    await stopping
+    await harness.settle()
+    assert harness.fake.cancellations.empty()
 
 
 async def test_usage_is_null_when_the_mesh_never_said(harness: Harness, peer: Peer) -> None:

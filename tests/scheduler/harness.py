@@ -21,11 +21,16 @@ from shared.messages import (
     DetokenizerStatus,
     ExecutorAttached,
     ExecutorStatus,
+    GatewayStatus,
     Message,
     Presence,
     RequestAccepted,
+    RequestAdopted,
     RequestClosed,
+    RequestMoved,
+    RequestOpened,
     RequestRefused,
+    RequestUnknown,
     RunStep,
     StepCompleted,
     SubmitTokens,
@@ -114,6 +119,9 @@ class DetokenizerPeer(Peer):
     def entries(self, request_id: str) -> list[ChoiceTokens]:
         return [e for batch in self.of(DecodeTokens) for e in batch.tokens if e.request_id == request_id]
 
+    def opened(self, request_id: str) -> list[RequestOpened]:
+        return [o for batch in self.of(DecodeTokens) for o in batch.opened if o.request_id == request_id]
+
     def tokens(self, request_id: str) -> list[int]:
         log: list[int] = []
         for entry in self.entries(request_id):
@@ -124,6 +132,18 @@ class DetokenizerPeer(Peer):
         return [c for batch in self.of(DecodeTokens) for c in batch.closed if request_id in (None, c.request_id)]
 
 
+class GatewayPeer(Peer):
+    """Remembers what schedulers answer."""
+
+    def __init__(self, broker: MemoryBroker, instance_id: InstanceId) -> None:
+        super().__init__(
+            broker, instance_id, RequestAccepted | RequestRefused | RequestUnknown | RequestMoved | RequestAdopted
+        )
+
+    async def announce(self, **fields: Any) -> None:
+        await self.beat(Service.GATEWAY, GatewayStatus("127.0.0.1:1"), **fields)
+
+
 class Mesh:
     """A scheduler service, its peers, and a clock that only the test moves."""
 
@@ -132,7 +152,7 @@ class Mesh:
         self.clock = FakeClock()
         self.executor = ExecutorPeer(self.broker)
         self.detokenizer = DetokenizerPeer(self.broker)
-        self.gateway = Peer(self.broker, GATEWAY, RequestAccepted | RequestRefused)
+        self.gateway = GatewayPeer(self.broker, GATEWAY)
         self.transport = MemoryTransport(self.broker)
         identity = Identity(Service.SCHEDULER, SCHEDULER, "scheduler-1")
         self.service = SchedulerService(identity, self.transport, self.clock, config)
@@ -179,6 +199,7 @@ def submission(
     num_logprobs: int | None = None,
     priority: int = 0,
     timeout_ms: int | None = None,
+    **fields: Any,
 ) -> SubmitTokens:
     return SubmitTokens(
         request_id=RequestId(name),
@@ -192,4 +213,5 @@ def submission(
         max_tokens=max_tokens,
         priority=priority,
         timeout_ms=timeout_ms,
+        **fields,
     )

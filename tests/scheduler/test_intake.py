@@ -216,6 +216,13 @@ def test_what_is_nonsense_is_the_clients_fault_and_takes_no_place() -> None:
 def test_a_memory_forgets_the_oldest() -> None:
     memory = Memory(size=3)
     for name in "abcd":
-        memory.add(RequestId(name))
+        memory.add(RequestId(name), 1)
     memory.discard(RequestId("c"))
-    assert [RequestId(name) in memory for name in "abcd"] == [False, True, False, True]
+    assert [memory.has(RequestId(name), 1) for name in "abcd"] == [False, True, False, True]
+
+
+def test_what_happened_to_an_attempt_happened_to_earlier_ones_too() -> None:
+    memory = Memory()
+    memory.add(RequestId("a"), 2)
+    memory.add(RequestId("a"), 1)
+    assert [memory.has(RequestId("a"), attempt) for attempt in (1, 2, 3)] == [True, True, False]

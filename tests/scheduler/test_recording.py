@@ -41,6 +41,7 @@ READS = {
     "num_requests",
     "pins",
     "schedulers",
+    "stranded",
     "waiting",
 }
 """What a fleet offers that changes nothing, so that it need not be recorded."""

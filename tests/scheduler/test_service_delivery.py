@@ -6,7 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from services.scheduler.core.request import Request
-from services.scheduler.delivery import Delivery, Stream
+from services.scheduler.delivery import Delivery
+from services.scheduler.retention import Retention
+from services.scheduler.streams import Stream
 from shared.codec import encode
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
@@ -25,7 +27,7 @@ from shared.messages import (
 from shared.sampling import SamplingParams
 from tests.scheduler.driver import make_capacity
 from tests.scheduler.fake_executor import undisturbed_output
-from tests.scheduler.harness import DETOKENIZER, EXECUTOR, GATEWAY, PROMPT, SCHEDULER, DetokenizerPeer, Mesh
+from tests.scheduler.harness import DETOKENIZER, EXECUTOR, GATEWAY, PROMPT, SCHEDULER, DetokenizerPeer, Mesh, submission
 
 
 async def test_one_step_makes_one_message_for_the_detokenizer(mesh: Mesh) -> None:
@@ -73,6 +75,7 @@ async def test_the_end_of_a_request_without_detokenizer_and_gateway_is_forgotten
     await mesh.gateway.beat(Service.GATEWAY, GatewayStatus("127.0.0.1:1"))
     await mesh.gateway.beat(Service.GATEWAY, GatewayStatus("127.0.0.1:1"), is_leaving=True)
     await mesh.settle()
+    await mesh.pass_time(0.25)
     assert mesh.service.is_idle()
 
 
@@ -194,11 +197,11 @@ def test_a_long_log_is_sent_again_in_pieces_that_fit() -> None:
     choice = request.choices[0]
     choice.output.extend(range(1500))
     choice.logprobs += [TokenLogprobs(-1.0, array("i", range(20)), (-1.0,) * 20)] * 1500
-    delivery = Delivery(SCHEDULER)
+    delivery = Delivery(SCHEDULER, Retention(60.0, 1_000_000))
     opened = RequestOpened(RequestId("r"), SCHEDULER, GATEWAY, "model", TextOptions(), 1)
-    delivery.open(Stream(request, opened, 0.0), [])
+    delivery.open(Stream(request, submission("r"), opened, 0.0), [])
     first = Presence(Service.DETOKENIZER, DETOKENIZER, "d", ("model",), DetokenizerStatus())
-    delivery.settle([first])
+    delivery.settle([first], 0.0)
     messages = [message for _, message in delivery.flush(max_message_bytes=200_000)]
     assert len(messages) > 2
     assert all(len(encode(message)) <= 200_000 for message in messages)

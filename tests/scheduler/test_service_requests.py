@@ -56,8 +56,8 @@ async def test_a_repeated_submission_is_acknowledged_again_and_run_once(mesh: Me
     await mesh.until(mesh.detokenizer.closed)
     await mesh.submit("r")
     await mesh.settle()
-    assert len(mesh.gateway.of(RequestAccepted)) == 2, "a repetition after the end starts nothing"
-    assert len(mesh.detokenizer.closed()) == 1
+    assert len(mesh.gateway.of(RequestAccepted)) == 3
+    assert len(mesh.detokenizer.closed()) == 1, "a repetition after the end starts nothing"
 
 
 async def test_cancel_stops_a_request_and_closes_it_once(mesh: Mesh) -> None:
@@ -115,6 +115,8 @@ async def test_requests_of_a_gateway_that_is_gone_are_cancelled(mesh: Mesh) -> N
     await mesh.submit("r")
     await mesh.until(lambda: mesh.executor.of(RunStep))
     await mesh.gateway.beat(Service.GATEWAY, GatewayStatus("127.0.0.1:1"), is_leaving=True)
+    await mesh.settle()
+    await mesh.pass_time(0.25)
     await mesh.until(mesh.detokenizer.closed)
     assert mesh.service.is_idle()
 

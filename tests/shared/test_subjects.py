@@ -17,6 +17,8 @@ NAMES = st.text(st.characters(), max_size=20)
 def test_the_subjects_are_these() -> None:
     assert subjects.PRESENCE == "shoal.v1.presence.*"
     assert subjects.presence(Service.EXECUTOR) == "shoal.v1.presence.executor"
+    assert subjects.USAGE == "shoal.v1.usage"
+    assert subjects.ADOPTIONS == "shoal.v1.adoptions"
     assert subjects.tokenize("smollm2-135m") == "shoal.v1.tokenize.smollm2-135m"
     assert subjects.inbox(InstanceId("executor-1f0c9a7e")) == "shoal.v1.executor.1f0c9a7e.inbox"
 

@@ -127,6 +127,12 @@ class Fleet:
         """What waits, with or without an executor, of one tenant or in all."""
         return sum_loads(scheduler.waiting.load(tenant) for scheduler in (self._lobby, *self._schedulers.values()))
 
+    def stranded(self) -> list[Request]:
+        """Those that wait in the lobby because no executor serves their model."""
+        if not self._lobby.waiting:
+            return []
+        return self._requests_of(self._lobby)
+
     def get(self, request_id: RequestId) -> Request | None:
         """A request that has not ended."""
         return self._requests.get(request_id)
@@ -141,7 +147,10 @@ class Fleet:
         return max((scheduler.max_total_tokens for scheduler in self._of_model(model)), default=0)
 
     def add(self, request: Request) -> None:
-        """Queue a request where it is best off. Raises NeverFits if no executor that takes new ones could hold it."""
+        """Queue a request, of which not all has ended, where it is best off.
+
+        Raises NeverFits if no executor that takes new ones could hold it.
+        """
         if request.request_id in self._requests:
             raise ValueError(f"{request.request_id} is in the fleet already")
         limit = self.max_total_tokens(request.model)

@@ -4,14 +4,14 @@ A choice is what runs: one continuation of the prompt, with its own tokens, bloc
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from math import inf
 from typing import Final
 
 from services.scheduler.core.prefix_cache import ROOT, KeyChain
 from shared.ids import BlockId, RequestId, SlotId
-from shared.messages import FinishReason, Int32Array, TokenLogprobs
+from shared.messages import FinishReason, Int32Array, ResumedChoice, TokenLogprobs
 from shared.sampling import SamplingParams
 
 
@@ -141,6 +141,22 @@ class Choice:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.output) >= request.max_tokens else None
 
+    def resume(self, known: ResumedChoice) -> None:
+        """Begin with output that the choice had elsewhere, as if it had been preempted after it."""
+        request = self.request
+        self.output = known.token_ids[:]
+        if request.sampling.num_logprobs is not None:
+            self.logprobs = list(known.logprobs) or [None] * len(self.output)
+        self.finish_reason = known.finish_reason
+        if self.finish_reason is None and self.output and self.output[-1] in request.end_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif self.finish_reason is None and len(self.output) >= request.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason is not None:
+            self.state = ChoiceState.FINISHED
+        elif self.output:
+            self.state = ChoiceState.PREEMPTED
+
     def cut(self, num_tokens: int) -> None:
         """Forget all but the first tokens of the output."""
         del self.output[num_tokens:]
@@ -192,12 +208,15 @@ class Request:
         model: str = "",
         tenant: str = "",
         salts: Iterable[tuple[str, str]] = (),
+        resumed: Sequence[ResumedChoice] = (),
     ) -> None:
         """`arrival` is its number in the order of arrival, `priority` is better the smaller it is, `tenant` is who its
-        service is counted for, `salts` keep its blocks from requests with others. Raises ValueError if there is nothing
-        to compute."""
+        service is counted for, `salts` keep its blocks from requests with others, `resumed` is the output that each
+        choice has already. Raises ValueError if there is nothing to compute."""
         if not prompt or max_tokens < 1 or num_choices < 1:
             raise ValueError("a request needs a prompt, at least one token to generate and at least one choice")
+        if resumed and len(resumed) != num_choices:
+            raise ValueError(f"{num_choices} choices cannot go on from the output of {len(resumed)}")
         self.request_id = request_id
         self.prompt = prompt
         self.sampling = sampling
@@ -214,6 +233,12 @@ class Request:
         """Executors that died while they ran it, since its last token."""
         self.choices = [Choice(self, index) for index in range(num_choices)]
         self._prompt_chain: tuple[int, KeyChain] | None = None
+        for choice, known in zip(self.choices, resumed, strict=False):
+            choice.resume(known)
+        if self.choices[0].state is not ChoiceState.WAITING:  # its prompt was computed: nobody waits for that
+            for choice in self.choices:
+                if choice.state is ChoiceState.HELD:
+                    choice.move_to(ChoiceState.WAITING)
 
     @property
     def max_total_tokens(self) -> int:

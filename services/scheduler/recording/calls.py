@@ -12,7 +12,7 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.settings import SchedulerSettings
 from services.scheduler.recording.part import Part
 from shared.ids import InstanceId, RequestId
-from shared.messages import ExecutorCapacity, Int32Array, StepPlan, StepResult
+from shared.messages import ExecutorCapacity, Int32Array, ResumedChoice, StepPlan, StepResult
 from shared.sampling import SamplingParams
 
 Returned = list[Event] | StepPlan | None
@@ -65,6 +65,7 @@ class AddRequest(Part, frozen=True, tag="add_request"):
     model: str
     tenant: str
     salts: tuple[tuple[str, str], ...]
+    resumed: tuple[ResumedChoice, ...] = ()
 
     @staticmethod
     def of(request: Request) -> "AddRequest":
@@ -80,6 +81,9 @@ class AddRequest(Part, frozen=True, tag="add_request"):
             request.model,
             request.tenant,
             request.salts,
+            tuple(ResumedChoice(choice.output[:], choice.finish_reason) for choice in request.choices)
+            if any(choice.output or choice.is_finished for choice in request.choices)
+            else (),
         )
 
     def perform(self, fleet: Fleet) -> Returned:
@@ -96,6 +100,7 @@ class AddRequest(Part, frozen=True, tag="add_request"):
                 model=self.model,
                 tenant=self.tenant,
                 salts=self.salts,
+                resumed=self.resumed,
             )
         )
         return None

@@ -10,6 +10,7 @@ import msgspec
 import shared.messages as wire
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
+    AdoptRequest,
     AttachExecutor,
     AttachRefused,
     CallFailed,
@@ -35,10 +36,16 @@ from shared.messages import (
     PinsChanged,
     Presence,
     PromptTokenized,
+    ReplayLog,
+    ReplayRequest,
     RequestAccepted,
+    RequestAdopted,
     RequestClosed,
+    RequestMoved,
     RequestOpened,
     RequestRefused,
+    RequestUnknown,
+    ResumedChoice,
     RowFailure,
     RunStep,
     SchedulerStatus,
@@ -62,6 +69,7 @@ from shared.messages import (
     TokenPrompt,
     TokensDetokenized,
     Usage,
+    UsageRecord,
     int32s,
 )
 from shared.sampling import SamplingParams
@@ -103,15 +111,33 @@ PLAN = StepPlan(
 )
 RESULT = StepResult(7, int32s([42]), (LOGPROBS, None), (RowFailure(1, "NaN"),), 0.125)
 USAGE = Usage(10, 8, (3, 4))
-CLOSED = RequestClosed(REQUEST, Outcome.FAILED, USAGE, Timing(0.5, 1.0, 2.0), ERROR)
-ALTERNATIVE = TextAlternative("é", -0.5, "é".encode())
+CLOSED = RequestClosed(REQUEST, Outcome.FAILED, USAGE, Timing(0.5, 1.0, 2.0), ERROR, 2)
+ALTERNATIVE = TextAlternative("é", -0.5, "é".encode(), 42)
 CHOICE_TEXT = ChoiceText(
-    REQUEST, 0, 4, int32s([42]), 9, "né", FinishReason.STOP, (TextLogprobs(ALTERNATIVE, (ALTERNATIVE,)),)
+    REQUEST, 0, 4, int32s([42]), 9, "né", FinishReason.STOP, (TextLogprobs(ALTERNATIVE, (ALTERNATIVE,)),), 2
 )
 CHOICE_TOKENS = ChoiceTokens(REQUEST, 1, 4, int32s([42, 43]), FinishReason.LENGTH, (LOGPROBS, None))
-OPENED = RequestOpened(REQUEST, SCHEDULER, GATEWAY, "tiny", TEXT, 2)
+OPENED = RequestOpened(REQUEST, SCHEDULER, GATEWAY, "tiny", TEXT, 2, 2, 3)
 VIEW = ExecutorView(EXECUTOR, "tiny", 3, 2, 4096, 4000, 100, 12, 34, 5.5)
-SCHEDULER_STATUS = SchedulerStatus((VIEW,), 2, 3, 1000, 800, 500, 1)
+SCHEDULER_STATUS = SchedulerStatus((VIEW,), 2, 3, 1000, 800, 500, 1, 5, 6, 7, 8)
+RESUMED = ResumedChoice(int32s([42, 43]), FinishReason.LENGTH, (LOGPROBS, None))
+SUBMISSION = SubmitTokens(
+    REQUEST,
+    GATEWAY,
+    "tiny",
+    "acme",
+    int32s([1, 2, 3]),
+    SAMPLING,
+    TEXT,
+    2,
+    100,
+    3,
+    5000,
+    2,
+    (RESUMED, ResumedChoice()),
+    "0a1b",
+    b"chat",
+)
 
 EXAMPLES: tuple[msgspec.Struct, ...] = (
     SAMPLING,
@@ -136,11 +162,35 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     CHOICE_TOKENS,
     OPENED,
     VIEW,
-    SubmitRequest(REQUEST, GATEWAY, SCHEDULER, "tiny", "acme", CHAT, SAMPLING, TEXT, 2, 100, True, -2, 5000),
-    SubmitTokens(REQUEST, GATEWAY, "tiny", "acme", int32s([1, 2, 3]), SAMPLING, TEXT, 2, 100, 3, 5000),
-    RequestAccepted(REQUEST, SCHEDULER, 3),
-    RequestRefused(REQUEST, ERROR),
-    CancelRequest(REQUEST, GATEWAY),
+    RESUMED,
+    SubmitRequest(
+        REQUEST,
+        GATEWAY,
+        SCHEDULER,
+        "tiny",
+        "acme",
+        CHAT,
+        SAMPLING,
+        TEXT,
+        2,
+        100,
+        True,
+        -2,
+        5000,
+        2,
+        (RESUMED,),
+        "0a1b",
+        b"chat",
+    ),
+    SUBMISSION,
+    RequestAccepted(REQUEST, SCHEDULER, 3, 2),
+    RequestRefused(REQUEST, ERROR, 2),
+    CancelRequest(REQUEST, GATEWAY, 2),
+    ReplayRequest(REQUEST, GATEWAY, 2, (7, 0)),
+    RequestUnknown(REQUEST, SCHEDULER, 2),
+    RequestMoved(REQUEST, SCHEDULER),
+    AdoptRequest("adopt-1", REQUEST, "0a1b", GATEWAY),
+    RequestAdopted("adopt-1", SCHEDULER, SUBMISSION, (7, 0), True),
     TokenizePrompt("call-1", GATEWAY, "tiny", TextPrompt("once", False)),
     PromptTokenized("call-1", int32s([1, 2]), 8192),
     DetokenizeTokens("call-1", GATEWAY, "tiny", int32s([1, 2])),
@@ -154,15 +204,17 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     StepCompleted(EXECUTOR, 3, RESULT),
     StepsMissing(EXECUTOR, 3, 8),
     DecodeTokens(SCHEDULER, (OPENED,), (CHOICE_TOKENS,), (CLOSED,)),
+    ReplayLog(REQUEST, DETOKENIZER),
     StopStringFound(REQUEST, 1, 6),
     PinnedPrefix("tiny", "acme", int32s([1, 2, 3])),
     PinsChanged("system"),
+    UsageRecord(REQUEST, "acme", "tiny", Outcome.FAILED, USAGE, 1.5, GATEWAY, "stalled"),
     TextProduced(DETOKENIZER, (CHOICE_TEXT,), (CLOSED,)),
-    GatewayStatus("http://127.0.0.1:8000", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
+    GatewayStatus("http://127.0.0.1:8000", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
     TokenizerStatus(8192, 3, 1000),
     SCHEDULER_STATUS,
     ExecutorStatus(SCHEDULER, 3, "cpu", 70, 900, 1.5),
-    DetokenizerStatus(4, 500),
+    DetokenizerStatus(4, 500, 3),
     Presence(Service.SCHEDULER, SCHEDULER, "scheduler-1", ("tiny",), SCHEDULER_STATUS, 6, True, False),
 )
 

@@ -1,0 +1,98 @@
+"""The output of one request as it is delivered: while the request is open, and for a while after its end.
+
+A stream is all that it takes to say everything again, to another detokenizer or for another gateway.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from services.scheduler.core.request import Choice, Request
+from shared.ids import InstanceId, RequestId
+from shared.messages import RequestClosed, RequestOpened, ResumedChoice, SubmitTokens, Timing
+
+
+@dataclass(slots=True)
+class Stream:
+    """One open request. Times are the clock's, in seconds."""
+
+    request: Request
+    submission: SubmitTokens
+    """As it came, less the output that it brought."""
+    opened: RequestOpened
+    """What its detokenizer was told, or will be: it names the gateway of the moment."""
+    arrived_at: float
+    detokenizer_id: InstanceId | None = None
+    first_step_at: float | None = None
+    first_token_at: float | None = None
+    closed: RequestClosed | None = None
+    """Its end, while there is no detokenizer to tell."""
+    replayed_at: float = -inf
+
+    @property
+    def request_id(self) -> RequestId:
+        """Whose output it is."""
+        return self.opened.request_id
+
+    @property
+    def attempt(self) -> int:
+        """Which submission of the request runs here."""
+        return self.opened.attempt
+
+    def log(self) -> list[ResumedChoice]:
+        """All tokens so far, of each choice."""
+        return [_log_of(choice) for choice in self.request.choices]
+
+    def num_tokens(self) -> tuple[int, ...]:
+        """How many they are."""
+        return tuple(len(choice.output) for choice in self.request.choices)
+
+    def timing(self, now: float) -> Timing:
+        """Where its time went; what did not happen counts as until now."""
+        return Timing(
+            queue_s=(now if self.first_step_at is None else self.first_step_at) - self.arrived_at,
+            first_token_s=(now if self.first_token_at is None else self.first_token_at) - self.arrived_at,
+            total_s=now - self.arrived_at,
+        )
+
+    def ended(self, closed: RequestClosed, now: float) -> "EndedStream":
+        """What is kept of it after its end."""
+        return EndedStream(self.submission, self.opened, tuple(self.log()), closed, now, self.detokenizer_id)
+
+
+@dataclass(slots=True)
+class EndedStream:
+    """One request that has ended, without what it took to compute it."""
+
+    submission: SubmitTokens
+    opened: RequestOpened
+    tokens: tuple[ResumedChoice, ...]
+    closed: RequestClosed
+    ended_at: float
+    detokenizer_id: InstanceId | None
+    """Who was told of its end; it may ask for what it has missed."""
+    replayed_at: float = -inf
+
+    @property
+    def request_id(self) -> RequestId:
+        """Whose output it is."""
+        return self.opened.request_id
+
+    @property
+    def attempt(self) -> int:
+        """Which submission of the request ended here."""
+        return self.opened.attempt
+
+    def log(self) -> list[ResumedChoice]:
+        """All its tokens, of each choice."""
+        return list(self.tokens)
+
+    def num_tokens(self) -> tuple[int, ...]:
+        """How many they are."""
+        return tuple(len(choice.token_ids) for choice in self.tokens)
+
+
+AnyStream = Stream | EndedStream
+
+
+def _log_of(choice: Choice) -> ResumedChoice:
+    return ResumedChoice(choice.output[:], choice.finish_reason, tuple(choice.logprobs))

@@ -1,0 +1,394 @@
+"""Streams over real sockets against a scripted gateway: begun, lost, resumed, refused."""
+
+import asyncio
+import socket
+
+import pytest
+
+import shoal
+from tests.client.fake_gateway import (
+    CHAT,
+    PATIENCE_S,
+    Conversation,
+    FakeGateway,
+    accepted,
+    client_of,
+    completed,
+    delta,
+    failed,
+)
+
+
+async def read(stream: shoal.Stream, texts: list[str]) -> None:
+    """Add the texts of the deltas to `texts`, whatever comes after them."""
+    async for one in stream:
+        texts.append(one.text)  # noqa: PERF401  # what came before an exception counts
+
+
+async def hello(peer: Conversation) -> None:
+    """All of one request."""
+    await peer.receive()
+    await peer.send(accepted(), delta(0, "Hel"), delta(3, "lo"), completed())
+    await peer.closed()
+
+
+# Without trouble.
+
+
+async def test_stream_gives_every_delta_and_then_the_result() -> None:
+    messages = []
+
+    async def script(peer: Conversation) -> None:
+        messages.append(await peer.receive())
+        await peer.send(accepted(), {"type": "something new"}, delta(0, "Hel"), delta(3, "lo"), completed())
+        assert await peer.closed() == 1000
+
+    async with client_of(FakeGateway(script), api_key="secret") as client:
+        stream = client.stream(**CHAT, max_tokens=5, token_ids=True)
+        deltas = [delta async for delta in stream]
+        assert deltas == [shoal.Delta(0, 0, "Hel"), shoal.Delta(0, 3, "lo")]
+        assert stream.request_id == "req-1"
+        assert stream.result is not None
+        assert (stream.result.text, stream.result.finish_reason) == ("Hello", "stop")
+    (message,) = messages
+    assert message == {
+        "type": "request.create",
+        "id": "stream",
+        "body": CHAT | {"max_tokens": 5},
+        "token_ids": True,
+    }
+
+
+async def test_generate_gives_the_whole() -> None:
+    async with client_of(FakeGateway(hello), model="m") as client:
+        result = await client.generate(prompt="Once")
+        assert (result.text, result.usage.completion_tokens) == ("Hello", 4)
+
+
+async def test_key_and_protocol_are_offered() -> None:
+    headers: dict[str, str] = {}
+
+    async def script(peer: Conversation) -> None:
+        headers.update(peer.headers)
+        await hello(peer)
+
+    async with client_of(FakeGateway(script), api_key="secret") as client:
+        await client.generate(**CHAT)
+    assert headers["Authorization"] == "Bearer secret"
+    assert headers["Sec-WebSocket-Protocol"] == "shoal.v1.json"
+
+
+def test_impossible_calls_are_refused_at_once() -> None:
+    client = shoal.Client("127.0.0.1:1")
+    for arguments in ({}, CHAT | {"prompt": "x"}):
+        with pytest.raises(ValueError, match="either messages or prompt"):
+            client.stream(**arguments)
+    with pytest.raises(ValueError, match="model"):
+        client.stream(prompt="x")
+
+
+async def test_stream_is_iterated_over_once() -> None:
+    async with client_of(FakeGateway(hello)) as client:
+        stream = client.stream(**CHAT)
+        _ = [delta async for delta in stream]
+        with pytest.raises(RuntimeError, match="once"):
+            _ = [delta async for delta in stream]
+
+
+# A connection breaks.
+
+
+@pytest.mark.parametrize("how", ["reset", 1001, 1006, 1008, 1012])
+async def test_stream_goes_on_where_it_was(how: str | int) -> None:
+    resumed = []
+
+    async def first(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "He"), delta(0, "s", index=1))
+        await asyncio.sleep(0.05)  # a reset discards what was not read yet, which is fine but not what is tested
+        if how == "reset":
+            peer.cut()
+        else:
+            assert isinstance(how, int)
+            await peer.close(how) if how != 1006 else peer.cut()
+
+    async def second(peer: Conversation) -> None:
+        resumed.append(await peer.receive())
+        await peer.send(accepted(), delta(2, "llo"), delta(1, "o", index=1), completed(num_choices=2))
+
+    async with client_of(FakeGateway(first, second)) as client:
+        result = await client.generate(**CHAT, n=2)
+        assert [choice.text for choice in result.choices] == ["Hello", "so"]
+    assert resumed == [
+        {
+            "type": "request.resume",
+            "id": "stream",
+            "request_id": "req-1",
+            "offset": [2, 1],
+            "token_offset": [0, 0],
+        }
+    ]
+
+
+async def test_text_that_is_said_again_is_given_once() -> None:
+    async def first(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel", token_offset=0, token_ids=[1, 2]))
+        await asyncio.sleep(0.05)
+        peer.cut()
+
+    async def second(peer: Conversation) -> None:
+        message = await peer.receive()
+        assert (message["offset"], message["token_offset"]) == ([3], [2])
+        await peer.send(accepted(), delta(0, "Hello", token_offset=0, token_ids=[1, 2, 3]), completed())
+
+    async with client_of(FakeGateway(first, second)) as client:
+        stream = client.stream(**CHAT, token_ids=True)
+        assert [(delta.text, delta.token_ids) async for delta in stream] == [("Hel", (1, 2)), ("lo", (3,))]
+
+
+async def test_another_gateway_goes_on_when_one_is_gone() -> None:
+    async def dies(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel"))
+        await asyncio.sleep(0.05)
+        peer.cut()
+
+    async def goes_on(peer: Conversation) -> None:
+        assert (await peer.receive())["request_id"] == "req-1"
+        await peer.send(accepted(), delta(3, "lo"), completed())
+
+    one, other = FakeGateway(dies), FakeGateway(goes_on)
+    async with client_of(one, other) as client:
+        assert (await client.generate(**CHAT)).text == "Hello"
+    assert (one.num_connections, other.num_connections) == (1, 1)
+
+
+async def test_request_that_was_not_accepted_is_created_again() -> None:
+    kinds = []
+
+    async def first(peer: Conversation) -> None:
+        kinds.append((await peer.receive())["type"])
+        peer.cut()
+
+    async def second(peer: Conversation) -> None:
+        kinds.append((await peer.receive())["type"])
+        await peer.send(accepted(), delta(0, "Hello"), completed())
+
+    async with client_of(FakeGateway(first, second)) as client:
+        assert (await client.generate(**CHAT)).text == "Hello"
+    assert kinds == ["request.create", "request.create"]
+
+
+async def test_missing_part_of_the_text_is_never_passed_over() -> None:
+    async def script(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel"), delta(4, "o"), completed())
+
+    async with client_of(FakeGateway(script)) as client:
+        with pytest.raises(shoal.NotAShoalGateway, match="no sense"):
+            await client.generate(**CHAT)
+
+
+async def test_dead_address_is_passed_over() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{unused.getsockname()[1]}"
+        async with FakeGateway(hello) as gateway, shoal.Client([dead, gateway.address]) as client:
+            assert (await client.generate(**CHAT)).text == "Hello"
+            assert (await client.generate(**CHAT)).text == "Hello"
+            assert gateway.num_connections == 2
+
+
+async def test_silence_of_a_gateway_is_noticed() -> None:
+    async def frozen(peer: Conversation) -> None:
+        await asyncio.sleep(PATIENCE_S)  # reads nothing, so it answers no ping
+
+    async with client_of(FakeGateway(frozen, hello), heartbeat_s=0.2) as client:
+        assert (await client.generate(**CHAT)).text == "Hello"
+
+
+async def test_nobody_there_for_too_long_is_an_error_that_says_why() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        async with shoal.Client(f"127.0.0.1:{unused.getsockname()[1]}", patience_s=0.5) as client:
+            with pytest.raises(shoal.Disconnected, match=r"for 0.5 s: http://127\.0\.0\.1"):
+                await client.generate(**CHAT)
+
+
+# Draining.
+
+
+async def test_gateway_that_drains_finishes_what_it_has_and_gets_nothing_new() -> None:
+    async def drains(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel"), {"type": "going_away", "deadline_ms": 1000})
+        await peer.send(delta(3, "lo"), completed())
+
+    one, other = FakeGateway(drains), FakeGateway(hello)
+    async with client_of(one, other) as client:
+        assert (await client.generate(**CHAT)).text == "Hello"
+        assert (await client.generate(**CHAT)).text == "Hello"
+    assert (one.num_connections, other.num_connections) == (1, 1)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+async def test_gateway_that_takes_no_connections_is_passed_over(status: int) -> None:
+    async with client_of(FakeGateway(status=status), FakeGateway(hello)) as client:
+        assert (await client.generate(**CHAT)).text == "Hello"
+
+
+# Refusals and failures.
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, shoal.AuthenticationFailed),
+        (403, shoal.NotAllowed),
+        (400, shoal.InvalidRequest),
+        (404, shoal.NotAShoalGateway),
+    ],
+)
+async def test_connection_that_is_refused_for_good_raises_at_once(status: int, kind: type[Exception]) -> None:
+    gateway = FakeGateway(status=status)
+    async with client_of(gateway) as client:
+        with pytest.raises(kind):
+            await client.generate(**CHAT)
+    assert gateway.num_connections == 1
+
+
+@pytest.mark.parametrize(
+    ("type_", "code", "kind"),
+    [
+        ("invalid_request_error", "context_length_exceeded", shoal.InvalidRequest),
+        ("invalid_request_error", "request_too_large", shoal.TooLarge),
+        ("invalid_request_error", "model_not_found", shoal.NotFound),
+        ("permission_error", "not_allowed", shoal.NotAllowed),
+        ("rate_limit_error", "queue_full", shoal.Overloaded),
+        ("service_unavailable_error", "unavailable", shoal.Unavailable),
+        ("timeout_error", "deadline_exceeded", shoal.DeadlineExceeded),
+        ("conflict_error", "resumed_elsewhere", shoal.ResumedElsewhere),
+        ("server_error", "stalled", shoal.RequestError),
+    ],
+)
+async def test_failure_of_a_request_has_its_type(type_: str, code: str, kind: type[shoal.RequestError]) -> None:
+    async def script(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel"), failed(type_, code, is_known=True, retry_after_s=1.5))
+
+    async with client_of(FakeGateway(script)) as client:
+        texts: list[str] = []
+        with pytest.raises(shoal.RequestError) as caught:
+            await read(client.stream(**CHAT), texts)
+        assert type(caught.value) is kind
+        assert (caught.value.code, caught.value.message) == (code, f"It is {code}.")
+        assert (caught.value.request_id, caught.value.retry_after_s) == ("req-1", 1.5)
+        assert texts == ["Hel"]
+
+
+async def test_refusal_for_the_moment_is_tried_again_when_the_mesh_says() -> None:
+    times = []
+
+    async def refuses(peer: Conversation) -> None:
+        await peer.receive()
+        times.append(asyncio.get_running_loop().time())
+        await peer.send(failed("rate_limit_error", "queue_full", retry_after_s=0.3))
+
+    async def takes(peer: Conversation) -> None:
+        times.append(asyncio.get_running_loop().time())
+        await hello(peer)
+
+    async with client_of(FakeGateway(refuses, takes)) as client:
+        assert (await client.generate(**CHAT)).text == "Hello"
+    assert times[1] - times[0] >= 0.3
+
+
+async def test_refusals_are_raised_in_the_end() -> None:
+    async def refuses(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(failed("rate_limit_error", "queue_full", retry_after_s=0.01))
+
+    gateway = FakeGateway(refuses)
+    async with client_of(gateway, num_retries=2) as client:
+        with pytest.raises(shoal.Overloaded):
+            await client.generate(**CHAT)
+    assert gateway.num_connections == 3
+
+
+async def test_request_that_nobody_finds_again_is_lost_and_its_text_stands() -> None:
+    async def first(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel"))
+        await asyncio.sleep(0.05)
+        peer.cut()
+
+    async def knows_nothing(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(failed("invalid_request_error", "not_found", is_known=True))
+
+    gateway = FakeGateway(first, knows_nothing)
+    async with client_of(gateway) as client:
+        texts: list[str] = []
+        with pytest.raises(shoal.RequestLost):
+            await read(client.stream(**CHAT), texts)
+        assert texts == ["Hel"]
+    assert gateway.num_connections == 4, "it was looked for three times"
+
+
+async def test_lost_request_of_which_nothing_was_seen_begins_anew() -> None:
+    async def first(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted())
+        await asyncio.sleep(0.05)
+        peer.cut()
+
+    async def knows_nothing(peer: Conversation) -> None:
+        assert (await peer.receive())["type"] == "request.resume"
+        await peer.send(failed("invalid_request_error", "not_found", is_known=True))
+
+    async with client_of(FakeGateway(first, knows_nothing, hello)) as client:
+        assert (await client.generate(**CHAT)).text == "Hello"
+
+
+async def test_failure_that_a_resumed_request_had_is_raised_after_its_text() -> None:
+    async def first(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted())
+        await asyncio.sleep(0.05)
+        peer.cut()
+
+    async def second(peer: Conversation) -> None:
+        await peer.receive()
+        unavailable = failed("service_unavailable_error", "unavailable", is_known=True)
+        await peer.send(accepted(), delta(0, "Hel"), unavailable)
+
+    async with client_of(FakeGateway(first, second)) as client:
+        with pytest.raises(shoal.Unavailable):
+            await client.generate(**CHAT)
+
+
+async def test_cancellation_by_somebody_else_is_an_error() -> None:
+    async def script(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), {"type": "request.cancelled", "id": "stream", "request_id": "req-1", "usage": None})
+
+    async with client_of(FakeGateway(script)) as client:
+        with pytest.raises(shoal.RequestCancelled):
+            await client.generate(**CHAT)
+
+
+# Going on with somebody else's request.
+
+
+async def test_resume_goes_on_after_what_the_caller_has() -> None:
+    async def script(peer: Conversation) -> None:
+        message = await peer.receive()
+        assert (message["request_id"], message["offset"], message["token_offset"]) == ("req-1", [3], [1])
+        await peer.send(accepted(), delta(3, "lo"), completed())
+
+    async with client_of(FakeGateway(script)) as client:
+        stream = client.resume("req-1", offset=3, token_offset=1)
+        assert [delta.text async for delta in stream] == ["lo"]
+        assert stream.result is not None
+        assert stream.result.text == "lo"

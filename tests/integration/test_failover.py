@@ -1,0 +1,317 @@
+"""Whatever dies or freezes in the middle of streams, every client gets what an undisturbed run would have given it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.executor.config import ExecutorConfig
+from services.executor.model_runner import ModelRunner
+from services.gateway.config import GatewayConfig
+from services.gateway.service import Gateway
+from services.scheduler.config import SchedulerConfig
+from shared.ids import Service
+from shared.transport import Transport
+from shared.transport.memory import MemoryBroker, MemoryTransport
+from shared.transport.nats import NatsTransport
+from tests.conftest import NatsServer
+from tests.integration.cast import Cast, Disconnected, Disturbance, Player, Streamed, cast, create, follow
+from tests.integration.in_process import load_runner
+from tests.tiny_models import make_tiny_model
+
+TEXT = "The river runs past the mill and under the bridge, and the miller counts the sacks. "
+CHAT = [{"role": "user", "content": "Who counts the sacks?"}]
+NUM_TOKENS = 150
+
+
+def make_bodies() -> list[dict[str, Any]]:
+    """Requests of every kind, each long enough to be disturbed."""
+    common: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+    completion = common | {"prompt": TEXT}
+    return [
+        completion | {"temperature": 0},
+        completion | {"seed": 1, "temperature": 1.3},
+        completion | {"seed": 2, "n": 2, "temperature": 1.0},
+        completion | {"seed": 3, "logprobs": 3},
+        completion | {"seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
+        completion | {"seed": 5, "temperature": 2.0, "skip_special_tokens": False},
+        completion | {"prompt": TEXT * 30, "seed": 6, "top_k": 30, "top_p": 0.9},
+        completion | {"prompt": [TEXT, TEXT + "And"], "seed": 7, "n": 2},
+        {"messages": CHAT, "seed": 8, "max_tokens": NUM_TOKENS, "min_tokens": 100},
+        {"messages": CHAT, "seed": 9, "n": 2, "logprobs": True, "top_logprobs": 2, **common},
+        {"messages": CHAT, "seed": 10, "temperature": 0.4, "min_p": 0.05, **common},
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+@pytest.fixture(scope="module")
+def runners(folder: Path) -> list[ModelRunner]:
+    return [load_runner(folder, ExecutorConfig(max_slots=16, threads=1, kv_cache_mb=32)) for _ in range(2)]
+
+
+@pytest.fixture(params=["memory", "nats"])
+def connect(request: pytest.FixtureRequest) -> Callable[[str], Transport]:
+    if request.param == "memory":
+        broker = MemoryBroker()
+        return lambda _name: MemoryTransport(broker)
+    server: NatsServer = request.getfixturevalue("private_nats_server")
+    server.start()
+    return lambda name: NatsTransport(server.url, name=name)
+
+
+@pytest.fixture
+async def mesh(folder: Path, runners: list[ModelRunner], connect: Callable[[str], Transport]) -> AsyncIterator[Cast]:
+    async with cast(folder, runners, connect) as mesh:
+        yield mesh
+        await mesh.until_nothing_is_left()
+
+
+_KNOWN: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = []
+
+
+async def undisturbed(mesh: Cast) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Bodies, and what they give, asked for once: it is the same in any mesh. Some are stopped by a string in the
+    middle of what the others say."""
+    if not _KNOWN:
+        bodies = make_bodies()
+        free = await mesh.stream_all(bodies)
+        for number, place in ((0, 90), (1, 110), (4, 60)):
+            bodies.append(bodies[number] | {"stop": [free[number].text[0][place : place + 12], "\x00never"]})
+        streamed = await mesh.stream_all(bodies)
+        check_same(bodies[: len(free)], streamed[: len(free)], [one.output() for one in free])
+        _KNOWN.append((bodies, [stream.output() for stream in streamed]))
+    return _KNOWN[0]
+
+
+async def until_begun(streamed: list[Streamed], num_tokens: int) -> None:
+    """Return when every request has some tokens, and all together so many."""
+    async with asyncio.timeout(30):
+        while not (all(s.num_tokens for s in streamed) and sum(s.num_tokens for s in streamed) >= num_tokens):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+def find(mesh: Cast, service: Service) -> Player:
+    """One that the streams depend on."""
+    if service is Service.SCHEDULER:
+        return mesh.holder()
+    if service is Service.DETOKENIZER:
+        return max(mesh.of(service), key=lambda one: one.status.num_open_requests)
+    if service is Service.EXECUTOR:
+        return next(one for one in mesh.of(service) if one.status.held_by == mesh.holder().actor.identity.instance_id)
+    return mesh.of(service)[0]
+
+
+async def kill(mesh: Cast, service: Service) -> None:
+    await find(mesh, service).kill()
+
+
+async def leave(mesh: Cast, service: Service) -> None:
+    await find(mesh, service).leave(deadline_s=0.0)
+
+
+async def freeze(mesh: Cast, service: Service) -> None:
+    player = find(mesh, service)
+    player.freeze()
+    await asyncio.sleep(4.0)  # longer than it takes to be given up
+    player.thaw()
+
+
+def check_same(bodies: list[dict[str, Any]], streamed: list[Streamed], expected: list[dict[str, Any]]) -> None:
+    """Fails naming the first request whose output is not what was expected, and what of it."""
+    for body, stream, wanted in zip(bodies, streamed, expected, strict=True):
+        for name, value in stream.output().items():
+            assert value == wanted[name], f"{name} of {body}"
+
+
+def num_resubmitted(mesh: Cast) -> int:
+    """How often requests were given to another scheduler."""
+    gateways = [player.actor for player in mesh.of(Service.GATEWAY)]
+    return sum(gateway.mesh.requests.handover.num_resubmitted for gateway in gateways if isinstance(gateway, Gateway))
+
+
+Trouble = Callable[[Cast, Service], Awaitable[None]]
+
+
+@pytest.mark.parametrize("trouble", [kill, leave, freeze])
+@pytest.mark.parametrize("service", [Service.SCHEDULER, Service.DETOKENIZER, Service.EXECUTOR])
+@pytest.mark.parametrize(("connect", "num_tokens"), [("memory", 100), ("nats", 1500)], indirect=["connect"])
+async def test_streams_go_on_as_if_nothing_had_been(
+    mesh: Cast, trouble: Trouble, service: Service, num_tokens: int
+) -> None:
+    bodies, expected = await undisturbed(mesh)
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, num_tokens)
+        open_streams.extend(stream for stream in streamed if stream.end is None)
+        await trouble(mesh, service)
+
+    open_streams: list[Streamed] = []
+    streamed = await mesh.stream_all(bodies, disturb)
+    assert len(open_streams) > 3, "there was nothing to disturb any more"
+    check_same(bodies, streamed, expected)
+    if service is Service.SCHEDULER:
+        assert num_resubmitted(mesh) > 0
+
+
+async def test_a_scheduler_that_drains_hands_over_at_once_and_new_requests_are_served(mesh: Cast) -> None:
+    bodies, expected = await undisturbed(mesh)
+    seconds = 0.0
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        nonlocal seconds
+        await until_begun(streamed, 300)
+        began = time.monotonic()
+        leaving = asyncio.create_task(find(mesh, Service.SCHEDULER).leave(deadline_s=60.0))
+        new = Streamed()
+        while not new.text:  # until the other scheduler has the executors, new requests are refused for a second
+            (new,) = await mesh.stream_all(bodies[:1])
+        check_same(bodies[:1], [new], expected[:1])
+        await leaving
+        seconds = time.monotonic() - began
+
+    streamed = await mesh.stream_all(bodies, disturb)
+    check_same(bodies, streamed, expected)
+    assert seconds < 20, "what ran was not waited for"
+
+
+@pytest.mark.parametrize("away_s", [0.0, 4.0])
+async def test_streams_survive_a_restart_of_the_broker(
+    folder: Path, runners: list[ModelRunner], private_nats_server: NatsServer, away_s: float
+) -> None:
+    """A short absence and one that is longer than it takes to give somebody up."""
+    private_nats_server.start()
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        private_nats_server.stop()
+        await asyncio.sleep(away_s)
+        await asyncio.to_thread(private_nats_server.start)
+
+    async with cast(folder, runners, lambda name: NatsTransport(private_nats_server.url, name=name)) as mesh:
+        bodies, expected = await undisturbed(mesh)
+        streamed = await mesh.stream_all(bodies, disturb)
+        check_same(bodies, streamed, expected)
+        assert num_resubmitted(mesh) == 0, "nobody was given up"
+        await mesh.until_nothing_is_left()
+
+
+async def test_streams_survive_a_broker_that_stands_still(
+    folder: Path, runners: list[ModelRunner], private_nats_server: NatsServer
+) -> None:
+    """Nobody hears anybody, and nobody knows why: all give all others up, and then find them again."""
+    private_nats_server.start()
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        private_nats_server.freeze()
+        await asyncio.sleep(3.0)
+        private_nats_server.thaw()
+
+    async with cast(folder, runners, lambda name: NatsTransport(private_nats_server.url, name=name)) as mesh:
+        bodies, expected = await undisturbed(mesh)
+        streamed = await mesh.stream_all(bodies, disturb)
+        check_same(bodies, streamed, expected)
+        await mesh.until_nothing_is_left()
+
+
+async def follow_until_cut_off(mesh: Cast, bodies: list[dict[str, Any]], disturb: Disturbance) -> list[Streamed]:
+    """What had come of requests when their connection broke."""
+    streamed = [Streamed() for _ in bodies]
+    disturbing = asyncio.create_task(disturb(streamed))
+    async with mesh.session.ws_connect(f"{mesh.url()}/v1/stream", max_msg_size=0) as socket:
+        for number, body in enumerate(bodies):
+            await socket.send_json(create(number, body))
+        with pytest.raises(Disconnected):
+            await follow(socket, streamed)
+    await disturbing
+    return streamed
+
+
+@pytest.mark.parametrize("trouble", [kill, leave])
+async def test_clients_of_a_gateway_that_is_gone_go_on_at_another_one(mesh: Cast, trouble: Trouble) -> None:
+    bodies, expected = await undisturbed(mesh)
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        await trouble(mesh, Service.GATEWAY)
+
+    streamed = await follow_until_cut_off(mesh, bodies, disturb)
+    assert sum(stream.end is None for stream in streamed) > 3
+    await mesh.resume_all(streamed)
+    check_same(bodies, streamed, expected)
+
+
+async def test_streams_survive_the_loss_of_their_scheduler_and_then_of_their_gateway(mesh: Cast) -> None:
+    """What the second gateway tells, log-probabilities included, the second scheduler has from the first gateway."""
+    bodies, expected = await undisturbed(mesh)
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        await find(mesh, Service.SCHEDULER).leave(deadline_s=0.0)
+        before = sum(stream.num_tokens for stream in streamed)
+        await until_begun(streamed, before + 50)
+        await find(mesh, Service.GATEWAY).kill()
+
+    streamed = await follow_until_cut_off(mesh, bodies, disturb)
+    assert sum(stream.end is None for stream in streamed) > 3
+    await mesh.resume_all(streamed)
+    check_same(bodies, streamed, expected)
+
+
+async def test_a_request_can_be_read_again_after_its_end(mesh: Cast) -> None:
+    bodies, expected = await undisturbed(mesh)
+    streamed = await mesh.stream_all(bodies)
+    await mesh.until_nothing_is_left()
+    await find(mesh, Service.GATEWAY).kill()
+    again = [Streamed(stream.request_id) for stream in streamed]
+    await mesh.resume_all(again)
+    check_same(bodies, again, expected)
+
+
+async def test_two_that_die_at_once_cost_a_pause(mesh: Cast) -> None:
+    bodies, expected = await undisturbed(mesh)
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        players = [find(mesh, service) for service in (Service.DETOKENIZER, Service.EXECUTOR, Service.SCHEDULER)]
+        await asyncio.gather(*(player.kill() for player in players))
+
+    streamed = await mesh.stream_all(bodies, disturb)
+    check_same(bodies, streamed, expected)
+
+
+def count_tokens(mesh: Cast) -> int:
+    """What all schedulers have generated."""
+    return sum(one.status.num_output_tokens for one in mesh.of(Service.SCHEDULER))
+
+
+async def test_a_request_whose_client_does_not_come_back_is_cancelled(folder: Path, runners: list[ModelRunner]) -> None:
+    broker = MemoryBroker()
+    grace = {"gateway": GatewayConfig(port=0, resume_grace_s=0.5), "scheduler": SchedulerConfig(orphan_grace_s=0.5)}
+    body = {"prompt": TEXT, "max_tokens": 1500, "n": 16, "ignore_eos": True}
+    async with cast(folder, runners, lambda _: MemoryTransport(broker), **grace) as mesh:  # type: ignore[arg-type]
+        num_before = 0
+        for trouble in ("connection", "gateway"):
+            streamed = [Streamed()]
+            socket = await mesh.session.ws_connect(f"{mesh.url()}/v1/stream")
+            await socket.send_json(create(0, body))
+            following = asyncio.create_task(follow(socket, streamed))
+            await until_begun(streamed, 1)
+            if trouble == "gateway":
+                await find(mesh, Service.GATEWAY).kill()
+            else:
+                assert socket._response.connection is not None
+                assert socket._response.connection.transport is not None
+                socket._response.connection.transport.abort()
+            with pytest.raises(Disconnected):
+                await following
+            await mesh.until_nothing_is_left()
+            num_tokens, num_before = count_tokens(mesh) - num_before, count_tokens(mesh)
+            assert num_tokens < 16 * 1500, "it was stopped, not finished"
