@@ -14,7 +14,6 @@ Where `SamplingParams` leaves room, this is what happens:
   By id rather than by likelihood, so that two nearly equal tokens which swap ranks don't swap their outcomes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,16 +49,21 @@ class _NoTokenError(Exception):
     """This row has no token; says why."""
 
 
-def sample(logits: Tensor, choices: Sequence[Choice]) -> list[Draw]:
-    """One draw for each row of logits [S, vocabulary] float32, which belongs to the choice of the same place."""
-    likeliest = argmax(logits).tolist() if any(_takes_likeliest(choice) for choice in choices) else []
-    draws = []
-    for row, choice in enumerate(choices):
-        if _takes_likeliest(choice) and likeliest[row] != NOT_FINITE:
-            draws.append(Draw(likeliest[row]))
-        else:
-            draws.append(draw(logits[row].numpy(), choice))
-    return draws
+class Drawing:
+    """Draws from a step's logits [S, vocabulary] float32, each row for the choice that it belongs to."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+        self._likeliest: list[int] | None = None
+
+    def draw(self, row: int, choice: Choice) -> Draw:
+        """The next token of a choice from one row of logits."""
+        if _takes_likeliest(choice):
+            if self._likeliest is None:
+                self._likeliest = argmax(self._logits).tolist()
+            if (token_id := self._likeliest[row]) != NOT_FINITE:
+                return Draw(token_id)
+        return draw(self._logits[row].numpy(), choice)
 
 
 def draw(logits: npt.NDArray[np.float32], choice: Choice) -> Draw:

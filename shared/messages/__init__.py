@@ -47,6 +47,7 @@ from shared.messages.requests import (
     TokensDetokenized,
 )
 from shared.messages.steps import (
+    CONTINUES,
     AttachExecutor,
     AttachRefused,
     DetachExecutor,
@@ -81,6 +82,7 @@ ExecutorInbound = AttachExecutor | DetachExecutor | RunStep | Presence
 DetokenizerInbound = DecodeTokens | Presence
 
 __all__ = [
+    "CONTINUES",
     "PINS_BUCKET",
     "AttachExecutor",
     "AttachRefused",

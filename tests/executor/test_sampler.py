@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.executor import sampler
-from services.executor.sampler import Draw, draw, sample
+from services.executor.sampler import Draw, Drawing, draw
 from services.executor.slots import Choice
 from shared.ids import RequestId
 from shared.sampling import SamplingParams
@@ -25,6 +25,11 @@ def choice_of(
     sampling: SamplingParams, prompt: Sequence[int] = (0,), output: Sequence[int] = (), index: int = 0
 ) -> Choice:
     return Choice(RequestId("req-1"), index, sampling, len(prompt), np.array([*prompt, *output], np.int32))
+
+
+def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Draw]:
+    drawing = Drawing(logits)
+    return [drawing.draw(row, choice) for row, choice in enumerate(choices)]
 
 
 def draw_from(logits: Sequence[float], sampling: SamplingParams, **tokens: Sequence[int]) -> Draw:

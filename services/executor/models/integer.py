@@ -253,7 +253,7 @@ def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int) -> Wo
         steps=np.zeros((tokens, widest // GROUP * 2), np.float32),
         middle_ints=np.zeros((tokens, middle), np.int8),
         middle_steps=np.zeros((tokens, middle // GROUP * 2), np.float32),
-        logits=np.zeros((min(tokens, capacity.max_slots), shape.vocab_size), np.float32),
+        logits=np.zeros((min(tokens, capacity.max_slots + capacity.max_step_drafts), shape.vocab_size), np.float32),
         scratch=np.zeros((num_threads, scratch + _PADDED), np.uint8),
         spent=np.zeros(len(PHASES) + 1, np.int64),
     )

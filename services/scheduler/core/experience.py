@@ -3,6 +3,7 @@
 from typing import Final
 
 from services.scheduler.core.budget import PromptBudget, StepLimits, StepShape
+from services.scheduler.core.drafting import Drafting
 from services.scheduler.core.step_cost import StepCost, StepCosts
 
 _FIRST_TYPICAL_OUTPUT: Final = 64.0
@@ -14,8 +15,10 @@ _NUM_TYPICAL: Final = 32
 class Experience:
     """Learned from each result of one executor."""
 
-    def __init__(self, limits: StepLimits) -> None:
+    def __init__(self, limits: StepLimits, max_draft_tokens: int = 0) -> None:
+        """`max_draft_tokens` is what the executor can guess ahead of an output."""
         self.budget = PromptBudget(limits)
+        self.drafting = Drafting(max_draft_tokens)
         self.typical_output = _FIRST_TYPICAL_OUTPUT
         """Tokens that outputs have had lately."""
         self._costs = StepCosts()
@@ -25,8 +28,12 @@ class Experience:
         """What steps cost here, over the latest ones; None before the first."""
         return self._costs.cost
 
-    def step_took(self, shape: StepShape, duration_s: float) -> None:
-        """Learn from a step."""
+    def step_took(self, shape: StepShape, num_drafted: int, num_sampled: int, duration_s: float) -> None:
+        """Learn from a step that guessed `num_drafted` tokens and sampled `num_sampled`."""
+        if self.drafting.max_tokens and not shape.num_prompt_tokens:
+            self.drafting.step_took(shape.num_output_rows + num_drafted, num_sampled, duration_s)
+        if num_drafted:
+            shape = StepShape(shape.num_output_rows + num_drafted, shape.num_prompt_tokens)
         self.budget.observe(shape, duration_s)
         self._costs.observe(shape, duration_s)
 
