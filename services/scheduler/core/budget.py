@@ -63,10 +63,11 @@ class PromptBudget:
         """Sums over the steps so far, each worth less than the next."""
         self._tokens_squared = self._tokens_by_time = 0.0
 
-    def num_prompt_tokens(self, num_output_rows: int) -> int:
-        """Tokens of prompts that the next step may compute beside `num_output_rows` running outputs."""
-        room = self.limits.max_tokens - num_output_rows
-        return room if num_output_rows == 0 else max(0, min(room, self._budget()))
+    def num_prompt_tokens(self, num_output_rows: int, num_drafts: int = 0, drafts_s: float = 0.0) -> int:
+        """Tokens of prompts that the next step may compute beside `num_output_rows` running outputs, for which
+        `num_drafts` tokens may be guessed, in so much time."""
+        room = self.limits.max_tokens - num_output_rows - num_drafts
+        return room if num_output_rows == 0 else max(0, min(room, self._budget(drafts_s)))
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """Learn from a step. Times that make no sense are passed over."""
@@ -80,13 +81,13 @@ class PromptBudget:
         self._tokens_squared = self._tokens_squared * _MEMORY + tokens * tokens
         self._tokens_by_time = self._tokens_by_time * _MEMORY + tokens * duration_s
 
-    def _budget(self) -> int:
+    def _budget(self, drafts_s: float) -> int:
         if self._tokens == 0:
             return _FIRST_BUDGET
         token_s = self._token_seconds()
         if token_s <= 0.0:
             return _FIRST_BUDGET
-        plain_s = max(0.0, self._time - token_s * self._tokens) / self._weight
+        plain_s = max(0.0, self._time - token_s * self._tokens) / self._weight + drafts_s
         limit_s = max(self.limits.target_step_s, self.limits.max_slowdown * plain_s)
         return max(_MIN_BUDGET, int(min((limit_s - plain_s) / token_s, _MAX_BUDGET)))
 

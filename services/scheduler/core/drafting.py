@@ -10,10 +10,12 @@ from typing import Final
 from services.scheduler.core.budget import MAX_STEP_S
 from services.scheduler.core.request import Choice
 
-_MEMORY: Final = 0.95
-"""What a measurement still counts after the next one."""
-_FIRST_PRICE: Final = 0.5
-"""Until steps of different sizes were seen."""
+_MEMORY: Final = 0.98
+"""What a measurement still counts after the next one: times are noisy, and rows differ little between steps."""
+_FIRST_BASE_ROWS: Final = 4
+"""Until steps of different sizes were seen: a step takes as long without rows as so many rows do."""
+_LEAST_SPREAD: Final = 1e-4
+"""Of the square of their mean, what the variance of rows must be to tell anything."""
 _MIN_PRICE: Final = 0.1
 _MAX_PRICE: Final = 0.98
 _LEARNING: Final = 1 / 8
@@ -59,10 +61,18 @@ class Drafting:
         self._rows_squared = self._rows_squared * _MEMORY + num_rows * num_rows
         self._rows_by_time = self._rows_by_time * _MEMORY + num_rows * duration_s
 
+    @property
+    def row_s(self) -> float | None:
+        """What a row adds to a step's time, in seconds; None until steps of different sizes were seen."""
+        spread = self._weight * self._rows_squared - self._rows**2
+        if self._time == 0 or spread < _LEAST_SPREAD * self._rows**2:
+            return None
+        return max(0.0, (self._weight * self._rows_by_time - self._rows * self._time) / spread)
+
     def _price(self) -> float:
         """How likely a guess must be right to pay: what a row takes, over what a token takes on average."""
-        spread = self._weight * self._rows_squared - self._rows**2
-        if spread < 1e-2 * self._rows**2 or self._time == 0:
-            return _FIRST_PRICE
-        row_s = (self._weight * self._rows_by_time - self._rows * self._time) / spread
+        row_s = self.row_s
+        if row_s is None:
+            num_rows = self._rows / self._weight if self._weight else 1.0
+            return num_rows / (num_rows + _FIRST_BASE_ROWS)
         return min(max(row_s * self._yield / self._time, _MIN_PRICE), _MAX_PRICE)

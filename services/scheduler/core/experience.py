@@ -32,10 +32,18 @@ class Experience:
         """Learn from a step that guessed `num_drafted` tokens and sampled `num_sampled`."""
         if self.drafting.max_tokens and not shape.num_prompt_tokens:
             self.drafting.step_took(shape.num_output_rows + num_drafted, num_sampled, duration_s)
+        # Guesses come and go with what is said. Without them a step is like others of its shape.
         if num_drafted:
-            shape = StepShape(shape.num_output_rows + num_drafted, shape.num_prompt_tokens)
+            row_s = self.drafting.row_s
+            alike_s = duration_s / (shape.num_output_rows + shape.num_prompt_tokens + num_drafted)
+            duration_s -= num_drafted * (alike_s if row_s is None else min(row_s, alike_s))
         self.budget.observe(shape, duration_s)
         self._costs.observe(shape, duration_s)
+
+    def num_prompt_tokens(self, num_output_rows: int, num_drafts: int) -> int:
+        """Tokens of prompts that the next step may compute beside so many outputs and guesses for them."""
+        row_s = self.drafting.row_s if num_drafts else None
+        return self.budget.num_prompt_tokens(num_output_rows, num_drafts, (row_s or 0.0) * num_drafts)
 
     def output_had(self, num_tokens: int) -> None:
         """Learn from an output that has ended by itself."""
