@@ -348,7 +348,7 @@ class Scheduler:
             return
         prompts.sort(key=self._order_of_prompts)
         needs = [choice.num_tokens_to_compute for choice in prompts]
-        budget = self.experience.num_prompt_tokens(step.num_output_rows, step.num_drafts)
+        budget = self.experience.budget.num_prompt_tokens(step.num_output_rows, step.num_drafts)
         shares = self._share_prompts(needs, budget, self.limits.max_chunk_tokens)
         for choice, need, share in zip(prompts, needs, shares, strict=True):
             if share:
