@@ -15,7 +15,7 @@ from services.executor.batch import ForwardBatch
 from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER, decode_float32, decode_int8
 from services.executor.kernels.decoder_attention import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
-from services.executor.kernels.grouped_linear import PANEL, Bits, pack
+from services.executor.kernels.grouped_linear import PANEL, Bits, pack, wide_bytes
 from services.executor.kernels.quantize import GROUP
 from services.executor.kernels.rotary import RotaryTable
 from services.executor.kernels.team import Team
@@ -243,7 +243,11 @@ def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int) -> Wo
     widest = max(hidden, attended)
     middle = shape.intermediate_groups * GROUP
     rows = max(MAX_PIECE_ROWS, shape.num_heads // shape.num_kv_heads)
-    scratch = max(_TOKENS_AT_ONCE * 2 * PANEL * 4, piece_bytes(rows, shape.head_dim, capacity.max_model_len + 1))
+    scratch = max(
+        _TOKENS_AT_ONCE * 2 * PANEL * 4 + 2 * wide_bytes(shape.hidden_groups),
+        wide_bytes(max(widest, middle) // GROUP),
+        piece_bytes(rows, shape.head_dim, capacity.max_model_len + 1),
+    )
     return Work(
         residual=np.zeros((tokens, hidden), np.float32),
         delta=np.zeros((tokens, hidden), np.float32),
