@@ -31,6 +31,9 @@ class ExecutorConfig(Config):
     block_size: int = setting(16, "tokens of KV cache in a block", minimum=1, maximum=1024)
     max_slots: int = setting(64, "choices that run at once", minimum=1, maximum=4096)
     max_step_tokens: int = setting(512, "tokens that one step computes at most", minimum=1, maximum=65_536)
+    max_draft_tokens: int = setting(
+        11, "tokens that are guessed ahead of a choice's next one where that pays; 0: none", minimum=0, maximum=64
+    )
     max_model_len: int = setting(0, "tokens of prompt and output that a choice can have; 0: the model's", minimum=0)
     threads: int = setting(0, "threads that compute; 0: one for each core this process may use", minimum=0)
     nice: int = setting(0, "how far the computing threads stand back behind other processes", minimum=0, maximum=19)

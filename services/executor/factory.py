@@ -105,6 +105,7 @@ def plan_capacity(
             model_config, config.block_size, num_blocks=num_blocks, limit=config.max_model_len, kind=kind
         ),
         max_step_tokens=config.max_step_tokens,
+        max_draft_tokens=config.max_draft_tokens,
     )
 
 

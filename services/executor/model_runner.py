@@ -14,7 +14,8 @@ from services.executor.batch import build_batch
 from services.executor.kernels.jit import use_threads
 from services.executor.kv_cache import Cache
 from services.executor.models.registry import Model
-from services.executor.sampler import Draw, sample
+from services.executor.rows import make_rows
+from services.executor.sampler import Draw, Drawing
 from services.executor.slots import SlotTable
 from shared.ids import RequestId
 from shared.messages import ExecutorCapacity, RowFailure, SlotAssignment, StepPlan, StepResult, TokenLogprobs, int32s
@@ -67,27 +68,68 @@ class ModelRunner:
         use_threads(self._num_threads)
         self._slots.apply(plan)
         self._kv_cache.copy_blocks(plan.copies)
-        draws = self._compute(plan) if plan.slots else []
+        sampled = self._compute(plan) if plan.slots else _Sampled()
         return StepResult(
             step_id=plan.step_id,
-            token_ids=int32s(draw.token_id for draw in draws),
-            logprobs=_logprobs(draws),
-            failures=tuple(RowFailure(row, draw.failure) for row, draw in enumerate(draws) if draw.failure is not None),
+            token_ids=int32s(draw.token_id for draw in sampled.draws),
+            logprobs=_logprobs(sampled.draws),
+            failures=tuple(sampled.failures),
             duration_s=time.perf_counter() - started,
+            num_tokens=int32s(sampled.num_tokens if any(sampled.num_drafted) else ()),
+            num_drafted=int32s(sampled.num_drafted if any(sampled.num_drafted) else ()),
         )
 
-    def _compute(self, plan: StepPlan) -> list[Draw]:
+    def _compute(self, plan: StepPlan) -> "_Sampled":
         """Run the model and draw.
 
         The slot of a failed row gets a token too: the next plan may be on its way already, and compute it.
         """
-        sampled = [plan.slots[row] for row in plan.sampled_rows]
+        rows = make_rows(self._slots, plan)
+        sampled = _Sampled()
         with torch.inference_mode():
-            logits = self._model(build_batch(self._slots, plan, self.capacity.block_size), self._kv_cache)
-            draws = sample(logits, [self._slots.choice(slot) for slot in sampled])
-        for slot, draw in zip(sampled, draws, strict=True):
-            self._slots.append_token(slot, draw.token_id)
+            logits = self._model(build_batch(self._slots, rows, self.capacity.block_size), self._kv_cache)
+            drawing = Drawing(logits)
+            first = 0
+            for slot, num_drafted in zip(rows.slots[rows.sampled].tolist(), rows.num_drafted.tolist(), strict=True):
+                draws = self._draw(drawing, first, slot, num_drafted)
+                self._slots.append_tokens(slot, [draw.token_id for draw in draws])
+                sampled.add(draws, num_drafted)
+                first += num_drafted + 1
+        return sampled
+
+    def _draw(self, drawing: Drawing, first: int, slot: int, num_drafted: int) -> list[Draw]:
+        """What a row has sampled: its next token, and as long as that was guessed, the one after it.
+
+        A draw depends on logits, tokens and parameters alone, so each is what a step of its own would have drawn.
+        """
+        draws = []
+        known = self._slots.num_tokens[slot]
+        for number in range(num_drafted + 1):
+            draw = drawing.draw(first + number, self._slots.choice(slot, number))
+            draws.append(draw)
+            if draw.failure is not None or number == num_drafted:
+                break
+            if draw.token_id != self._slots.token_ids[slot, known + number]:
+                break
         return draws
+
+
+class _Sampled:
+    """What the rows of a step have sampled, in the plan's order."""
+
+    def __init__(self) -> None:
+        self.draws: list[Draw] = []
+        self.failures: list[RowFailure] = []
+        self.num_tokens: list[int] = []
+        self.num_drafted: list[int] = []
+
+    def add(self, draws: Sequence[Draw], num_drafted: int) -> None:
+        """What the next row has."""
+        if (reason := draws[-1].failure) is not None:
+            self.failures.append(RowFailure(len(self.num_tokens), reason))
+        self.draws += draws
+        self.num_tokens.append(len(draws))
+        self.num_drafted.append(num_drafted)
 
 
 def _logprobs(draws: Sequence[Draw]) -> tuple[TokenLogprobs | None, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.ids import RequestId
-from shared.messages import ExecutorCapacity, Int32Array, SlotAssignment, StepPlan
+from shared.messages import CONTINUES, ExecutorCapacity, Int32Array, SlotAssignment, StepPlan
 from shared.sampling import SamplingParams
 
 Ints = npt.NDArray[np.int32]
@@ -40,7 +40,7 @@ class Choice:
 
 
 class SlotTable:
-    """The state of all slots. `apply` takes in a plan, `append_token` what it sampled."""
+    """The state of all slots. `apply` takes in a plan, `append_tokens` what it sampled."""
 
     def __init__(self, capacity: ExecutorCapacity, vocab_size: int) -> None:
         self._capacity = capacity
@@ -76,21 +76,23 @@ class SlotTable:
         except PlanError as error:
             raise PlanError(f"step {plan.step_id}: {error}") from None
 
-    def choice(self, slot: int) -> Choice:
-        """What a drawing from this slot depends on. Raises PlanError for an empty slot."""
+    def choice(self, slot: int, num_more: int = 0) -> Choice:
+        """What a drawing from this slot depends on, if the next `num_more` guesses are right. Raises PlanError for an
+        empty slot."""
         assignment = self._held(slot)
         return Choice(
             request_id=assignment.request_id,
             index=assignment.choice_index,
             sampling=assignment.sampling,
             num_prompt_tokens=assignment.num_prompt_tokens,
-            token_ids=self.token_ids[slot, : self.num_tokens[slot]],
+            token_ids=self.token_ids[slot, : self.num_tokens[slot] + num_more],
         )
 
-    def append_token(self, slot: int, token_id: int) -> None:
-        """The slot's next token is known."""
-        self.token_ids[slot, self.num_tokens[slot]] = token_id
-        self.num_tokens[slot] += 1
+    def append_tokens(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The slot's next tokens are known."""
+        first = self.num_tokens[slot]
+        self.num_tokens[slot] = first + len(token_ids)
+        self.token_ids[slot, first : self.num_tokens[slot]] = token_ids
 
     def _held(self, slot: int) -> SlotAssignment:
         assignment = self._assignments[slot] if 0 <= slot < len(self._assignments) else None
@@ -152,22 +154,43 @@ class SlotTable:
             raise PlanError("copies are not pairs")
         if len(set(plan.slots)) != num_rows:
             raise PlanError("a slot has two rows")
-        if sum(plan.counts) > self._capacity.max_step_tokens:
-            raise PlanError(f"{sum(plan.counts)} tokens, the limit is {self._capacity.max_step_tokens}")
+        num_tokens = sum(plan.counts) + sum(plan.max_drafts)
+        if num_tokens > self._capacity.max_step_tokens:
+            raise PlanError(f"{num_tokens} tokens, the limit is {self._capacity.max_step_tokens}")
         sampled = set(plan.sampled_rows)
         if len(sampled) != len(plan.sampled_rows) or not sampled <= set(range(num_rows)):
             raise PlanError(f"sampled rows {list(plan.sampled_rows)} are not distinct rows of {num_rows}")
+        self._check_drafts(plan)
+
+    def _check_drafts(self, plan: StepPlan) -> None:
+        """Raise PlanError unless drafts are allowed to rows that sample, and to each and in all no more than there is
+        room for."""
+        if not plan.max_drafts:
+            return
+        most, num_sampled = self._capacity.max_draft_tokens, len(plan.sampled_rows)
+        if len(plan.max_drafts) != num_sampled:
+            raise PlanError(f"{len(plan.max_drafts)} limits of drafts for {num_sampled} sampled rows")
+        if not 0 <= min(plan.max_drafts) <= max(plan.max_drafts) <= most:
+            raise PlanError(f"drafts of {max(plan.max_drafts)} tokens; this executor guesses 0 to {most}")
+        if sum(plan.max_drafts) > self._capacity.max_step_drafts:
+            raise PlanError(f"{sum(plan.max_drafts)} drafts, the limit is {self._capacity.max_step_drafts}")
 
     def _check_rows(self, plan: StepPlan) -> None:
         """Raise PlanError unless every row's tokens are known and its block table reaches them."""
         for slot in plan.slots:
             self._held(slot)
-        slots, starts, counts = (np.asarray(numbers, np.int64) for numbers in (plan.slots, plan.starts, plan.counts))
-        ends, known = starts + counts, self.num_tokens[slots]
+        slots, starts, counts = (np.array(numbers, np.int64) for numbers in (plan.slots, plan.starts, plan.counts))
+        known = self.num_tokens[slots]
+        goes_on = starts == CONTINUES
+        starts[goes_on] = known[goes_on] - 1
+        ends = starts + counts
         is_sampled = np.zeros(len(slots), np.bool_)
         is_sampled[list(plan.sampled_rows)] = True
+        if plan.max_drafts:
+            self._check_reach(plan)
         for is_wrong, what in (
             ((starts < 0) | (counts < 1), "computes no tokens"),
+            (goes_on & ((counts != 1) | ~is_sampled), "goes on, but not by one token that samples"),
             (ends > known, "computes tokens that are not known yet"),
             (ends > self._capacity.max_model_len, f"goes beyond {self._capacity.max_model_len} tokens"),
             (ends > self.num_blocks[slots] * self._capacity.block_size, "computes tokens that have no block"),
@@ -179,3 +202,12 @@ class SlotTable:
                     f"row {row} (slot {slots[row]}, tokens {starts[row]} to {ends[row] - 1} of {known[row]}, "
                     f"{self.num_blocks[slots[row]]} blocks) {what}"
                 )
+
+    def _check_reach(self, plan: StepPlan) -> None:
+        """Raise PlanError unless the model and the block tables have room for every guess."""
+        slots = np.array(plan.slots, np.int64)[list(plan.sampled_rows)]
+        reach = self.num_tokens[slots] + np.array(plan.max_drafts, np.int64)
+        room = np.minimum(self.num_blocks[slots] * self._capacity.block_size, self._capacity.max_model_len)
+        if (reach > room).any():
+            row = int((reach > room).argmax())
+            raise PlanError(f"slot {slots[row]} may guess up to token {reach[row]}, and has room for {room[row]}")

@@ -99,4 +99,5 @@ class StepThread:
 
     def _step(self, epoch: int, plan: StepPlan) -> None:
         if epoch == self._epoch:
-            self._report(StepFinished(epoch, sum(plan.counts), self._runner.run(plan)))
+            result = self._runner.run(plan)
+            self._report(StepFinished(epoch, sum(plan.counts) + sum(result.num_drafted), result))

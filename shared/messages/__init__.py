@@ -53,6 +53,7 @@ from shared.messages.requests import (
     TokensDetokenized,
 )
 from shared.messages.steps import (
+    CONTINUES,
     AttachExecutor,
     AttachRefused,
     DetachExecutor,
@@ -100,6 +101,7 @@ ExecutorInbound = AttachExecutor | DetachExecutor | RunStep | Presence
 DetokenizerInbound = DecodeTokens | Presence
 
 __all__ = [
+    "CONTINUES",
     "PINS_BUCKET",
     "USAGE_LEDGER",
     "AdoptRequest",

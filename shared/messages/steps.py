@@ -6,11 +6,20 @@ that order, each once; a plan that arrives again is answered with the result it 
 
 A plan is complete: the executor never chooses. What a slot needs for its whole stay is sent once, when a choice is
 assigned to it; afterwards only differences travel.
+
+A sampling row may be allowed drafts: the executor guesses tokens from what the slot already says, computes them in the
+same step, and keeps those that it would have sampled anyway. How many that were, the result says; until then a plan
+that goes on with the slot cannot name its first token, and says `CONTINUES`.
 """
+
+from typing import Final
 
 from shared.ids import InstanceId, RequestId
 from shared.messages.base import Int32Array, Message, int32s
 from shared.sampling import SamplingParams
+
+CONTINUES: Final = -1
+"""A row's start that is wherever the slot stands: its last known token."""
 
 
 class ExecutorCapacity(Message, frozen=True):
@@ -26,6 +35,13 @@ class ExecutorCapacity(Message, frozen=True):
     """Tokens of prompt and output that one choice can have."""
     max_step_tokens: int
     """Tokens that one step can compute."""
+    max_draft_tokens: int = 0
+    """Tokens that it can guess ahead of a row's next one; 0: it guesses none."""
+
+    @property
+    def max_step_drafts(self) -> int:
+        """Tokens that it can guess in one step, for all rows together."""
+        return max(self.max_slots, self.max_draft_tokens) if self.max_draft_tokens else 0
 
 
 class AttachExecutor(Message, frozen=True, tag="attach_executor"):
@@ -73,7 +89,8 @@ class StepPlan(Message, frozen=True):
     """One forward pass. In order: release slots, assign slots, copy blocks, append blocks, compute rows, sample.
 
     Row `i` computes tokens `starts[i] … starts[i] + counts[i] - 1` of slot `slots[i]` and first appends
-    `num_new_blocks[i]` ids, taken in turn from `new_block_ids`, to that slot's block table.
+    `num_new_blocks[i]` ids, taken in turn from `new_block_ids`, to that slot's block table. A row that starts at
+    `CONTINUES` has one token and samples.
     """
 
     step_id: int
@@ -88,6 +105,9 @@ class StepPlan(Message, frozen=True):
     new_block_ids: Int32Array = int32s()
     sampled_rows: Int32Array = int32s()
     """The rows whose last token is the last known one of their slot: they sample the next."""
+    max_drafts: Int32Array = int32s()
+    """For each of `sampled_rows`, how many tokens may be guessed after it; the block table reaches them. Empty: none.
+    """
 
 
 class RunStep(Message, frozen=True, tag="run_step"):
@@ -111,7 +131,7 @@ class RowFailure(Message, frozen=True):
     """A sampled row that has no token: its logits were not numbers, or nothing was left to draw from."""
 
     row: int
-    """Position in `sampled_rows`; its token id in the result means nothing."""
+    """Position in `sampled_rows`; the last of its token ids in the result means nothing."""
     reason: str
 
 
@@ -120,11 +140,16 @@ class StepResult(Message, frozen=True):
 
     step_id: int
     token_ids: Int32Array
-    """One for each of the plan's `sampled_rows`, in that order."""
+    """Those of each of the plan's `sampled_rows`, in that order."""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """Empty if no row asked for any, else one for each of `sampled_rows`."""
+    """Empty if no row asked for any, else one for each of `token_ids`."""
     failures: tuple[RowFailure, ...] = ()
     duration_s: float = 0.0
+    num_tokens: Int32Array = int32s()
+    """How many each of `sampled_rows` has of `token_ids`: one, and one for each guess that was right. Empty: one each.
+    """
+    num_drafted: Int32Array = int32s()
+    """How many tokens were guessed for each of them. Empty: none."""
 
 
 class StepCompleted(Message, frozen=True, tag="step_completed"):

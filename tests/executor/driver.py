@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from services.executor.model_runner import ModelRunner
@@ -83,16 +84,21 @@ class Driver:
         self._free_slots.append(seat.slot)
         self._free_blocks += seat.blocks[::-1]
 
-    def step(self, counts: Mapping[Seat, int]) -> StepResult:
-        """Compute so many tokens of each seat; those whose last known token is computed sample."""
-        plan = self.plan(counts)
+    def step(self, counts: Mapping[Seat, int], drafts: Mapping[Seat, int] | None = None) -> StepResult:
+        """Compute so many tokens of each seat; those whose last known token is computed sample. `drafts` is how many
+        may be guessed for those that sample."""
+        plan = self.plan(counts, drafts or {})
         result = self.runner.run(plan)
         self.apply(counts, plan, result)
         return result
 
-    def plan(self, counts: Mapping[Seat, int]) -> StepPlan:
+    def plan(self, counts: Mapping[Seat, int], drafts: Mapping[Seat, int] = MappingProxyType({})) -> StepPlan:
         """The plan of such a step; counts as sent."""
-        new_blocks = {seat: self._missing_blocks(seat, seat.num_computed + count) for seat, count in counts.items()}
+        new_blocks = {
+            seat: self._missing_blocks(seat, seat.num_computed + count + drafts.get(seat, 0))
+            for seat, count in counts.items()
+        }
+        sampled = [(row, seat) for row, (seat, count) in enumerate(counts.items()) if count == seat.num_left]
         plan = StepPlan(
             step_id=len(self.plans) + 1,
             released=int32s(self._released),
@@ -103,7 +109,8 @@ class Driver:
             counts=int32s(counts.values()),
             num_new_blocks=int32s(len(blocks) for blocks in new_blocks.values()),
             new_block_ids=int32s(block for blocks in new_blocks.values() for block in blocks),
-            sampled_rows=int32s(row for row, (seat, count) in enumerate(counts.items()) if count == seat.num_left),
+            sampled_rows=int32s(row for row, _ in sampled),
+            max_drafts=int32s(drafts.get(seat, 0) for _, seat in sampled) if drafts else int32s(),
         )
         for seat, blocks in new_blocks.items():
             seat.is_assigned = True
@@ -117,9 +124,13 @@ class Driver:
         seats = list(counts)
         for seat, count in counts.items():
             seat.num_computed += count
-        for position, row in enumerate(plan.sampled_rows):
-            seats[row].tokens.append(result.token_ids[position])
-            seats[row].logprobs.append(result.logprobs[position] if result.logprobs else None)
+        counts_of_tokens = result.num_tokens or [1] * len(plan.sampled_rows)
+        end = 0
+        for row, num_tokens in zip(plan.sampled_rows, counts_of_tokens, strict=True):
+            start, end = end, end + num_tokens
+            seats[row].tokens += result.token_ids[start:end]
+            seats[row].num_computed += num_tokens - 1
+            seats[row].logprobs += result.logprobs[start:end] or [None] * num_tokens
         for failure in result.failures:
             seats[plan.sampled_rows[failure.row]].failures.append(failure)
 

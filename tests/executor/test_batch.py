@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.executor.batch import ForwardBatch, build_batch
+from services.executor.rows import make_rows
 from services.executor.slots import SlotTable
 from shared.ids import RequestId
 from shared.messages import ExecutorCapacity, SlotAssignment, StepPlan, int32s
@@ -45,7 +46,7 @@ def test_a_batch_is_what_its_rows_say(rows: list[tuple[int, int]], seed: int) ->
     )
     table = SlotTable(ExecutorCapacity("tiny", 100, BLOCK_SIZE, MAX_SLOTS, MAX_MODEL_LEN, 200), vocab_size=50)
     table.apply(plan)
-    batch = build_batch(table, plan, BLOCK_SIZE)
+    batch = build_batch(table, make_rows(table, plan), BLOCK_SIZE)
 
     positions = [range(start, start + count) for start, count in rows]
     ends = [sum(count for _, count in rows[: row + 1]) for row in range(len(rows))]
@@ -81,7 +82,7 @@ def test_a_batch_does_not_change_with_its_slots_afterwards() -> None:
         1, assigned=(assigned,), slots=int32s([0]), starts=int32s([0]), counts=int32s([2]), num_new_blocks=int32s([0])
     )
     table.apply(plan)
-    batch = build_batch(table, plan, BLOCK_SIZE)
+    batch = build_batch(table, make_rows(table, plan), BLOCK_SIZE)
     before = {name: tensor.clone() for name, tensor in fields(batch).items()}
     table.token_ids[:] = 0
     table.block_ids[:] = 0

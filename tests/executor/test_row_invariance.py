@@ -41,7 +41,7 @@ def traces(seats: list[Seat]) -> list[tuple[list[int], list[TokenLogprobs | None
 
 def alone(driver: Driver, prompt: list[int], sampling: SamplingParams) -> tuple[list[int], list[TokenLogprobs | None]]:
     seat = driver.seat(prompt, sampling)
-    driver.run([seat], NUM_TOKENS)
+    driver.run([seat], NUM_TOKENS, chunk=60)
     driver.release(seat)
     return traces([seat])[0]
 
@@ -98,4 +98,29 @@ def test_no_schedule_changes_a_bit(formats: str, make_driver: MakeDriver, data: 
     while unfinished := [seat for seat in seats if len(seat.output) < NUM_TOKENS]:
         chosen = data.draw(st.lists(st.sampled_from(unfinished), min_size=1, unique_by=id), label="rows")
         driver.step({seat: data.draw(st.integers(1, min(seat.num_left, 12)), label="tokens") for seat in chosen})
+    assert traces(seats) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("formats", FORMATS)
+def test_blocks_that_are_read_once_for_several_choices_give_the_same_bits(
+    family: str, formats: str, make_driver: MakeDriver
+) -> None:
+    """Choices whose prompts begin with the same blocks, some longer than others, and one that shares nothing."""
+    driver = make_driver(family, settings=FORMATS[formats])
+    shared = prompt_of(99, 112)
+    prompts = [shared[: 112 - 16 * (number == 2)] + prompt_of(number, 2 + 7 * number) for number in range(4)]
+    prompts.append(prompt_of(5, 90))
+    expected = [alone(driver, prompt, sampling) for prompt, sampling in zip(prompts, ASKED, strict=True)]
+    first = driver.seat(prompts[0], ASKED[0])
+    driver.run([first], 1, chunk=60)
+    seats, size = [first], driver.runner.capacity.block_size
+    for prompt, sampling in zip(prompts[1:4], ASKED[1:4], strict=True):
+        num_shared = next(n for n, (a, b) in enumerate(zip(prompt, prompts[0], strict=False)) if a != b) // size
+        blocks = first.blocks[:num_shared]
+        seats.append(driver.seat(prompt, sampling, blocks=blocks, num_computed=num_shared * size))
+    seats.append(driver.seat(prompts[4], ASKED[4]))
+    for seat in seats[1:]:
+        driver.run([seat], 1, chunk=60)
+    driver.run(seats, NUM_TOKENS)
     assert traces(seats) == expected

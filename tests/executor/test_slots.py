@@ -7,11 +7,11 @@ import pytest
 
 from services.executor.slots import PlanError, SlotTable
 from shared.ids import RequestId
-from shared.messages import ExecutorCapacity, SlotAssignment, StepPlan, int32s
+from shared.messages import CONTINUES, ExecutorCapacity, SlotAssignment, StepPlan, int32s
 from shared.sampling import SamplingParams
 
 CAPACITY = ExecutorCapacity(
-    model="tiny", num_blocks=10, block_size=4, max_slots=3, max_model_len=16, max_step_tokens=12
+    model="tiny", num_blocks=10, block_size=4, max_slots=3, max_model_len=16, max_step_tokens=12, max_draft_tokens=4
 )
 
 
@@ -62,7 +62,7 @@ def test_an_assignment_is_what_a_draw_depends_on(slots: SlotTable) -> None:
 
 def test_a_sampled_token_is_known_from_then_on(slots: SlotTable) -> None:
     slots.apply(plan())
-    slots.append_token(0, 42)
+    slots.append_tokens(0, [42])
     assert slots.choice(0).token_ids.tolist() == [5, 6, 7, 8, 9, 42]
     slots.apply(plan(assigned=(), starts=[5], counts=[1], num_new_blocks=[0], new_block_ids=[]))
 
@@ -133,7 +133,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "row of an empty slot": ({"slots": [1], "num_new_blocks": [0], "new_block_ids": []}, "slot 1 is empty"),
     "row of a slot that is not there": ({"slots": [3], "num_new_blocks": [0], "new_block_ids": []}, "slot 3 is empty"),
     "row without tokens": ({"counts": [0]}, "row 0 .* computes no tokens"),
-    "negative start": ({"starts": [-1]}, "row 0 .* computes no tokens"),
+    "negative start": ({"starts": [-2]}, "row 0 .* computes no tokens"),
+    "going on by several tokens": ({"starts": [CONTINUES], "counts": [2]}, "row 0 .* goes on, but not by one token"),
+    "going on without sampling": ({"starts": [CONTINUES], "counts": [1], "sampled_rows": []}, "row 0 .* goes on, but"),
+    "limits of guesses for other rows": ({"max_drafts": [1, 1]}, "2 limits of drafts for 1 sampled rows"),
+    "a longer guess than there can be": ({"max_drafts": [5]}, "drafts of 5 tokens; this executor guesses 0 to 4"),
+    "a guess of less than nothing": ({"max_drafts": [-1]}, "drafts of -1"),
+    "guesses without a block": ({"max_drafts": [4]}, "slot 0 may guess up to token 9, and has room for 8"),
+    "more tokens with guesses": ({"counts": [9], "max_drafts": [4]}, "13 tokens, the limit is 12"),
     "tokens that are not known": ({"counts": [6]}, r"row 0 \(slot 0, tokens 0 to 5 of 5, 2 blocks\) computes .* known"),
     "tokens without a block": ({"num_new_blocks": [0], "new_block_ids": []}, "have no block"),
     "sample before the last known token": ({"counts": [4]}, "not the last known one"),
@@ -150,6 +157,6 @@ def test_a_plan_that_breaks_the_protocol_is_refused_by_name(slots: SlotTable, wh
 def test_a_row_beyond_the_longest_sequence_is_refused(slots: SlotTable) -> None:
     tokens = assignment(token_ids=int32s([1] * 16), num_prompt_tokens=16, block_ids=int32s(range(5)))
     slots.apply(plan(assigned=(tokens,), starts=[8], counts=[8], num_new_blocks=[0], new_block_ids=[]))
-    slots.append_token(0, 1)
+    slots.append_tokens(0, [1])
     with pytest.raises(PlanError, match="beyond 16 tokens"):
         slots.apply(plan(assigned=(), starts=[16], counts=[1], num_new_blocks=[0], new_block_ids=[]))

@@ -26,7 +26,9 @@ from tests.executor.conftest import TinyFolder
 from tests.executor.driver import Driver
 from tests.tiny_models import VOCAB_SIZE
 
-SETTINGS = ExecutorConfig(kv_cache_mb=1, block_size=4, max_slots=6, max_step_tokens=64, max_model_len=100, threads=1)
+SETTINGS = ExecutorConfig(
+    kv_cache_mb=1, block_size=4, max_slots=6, max_step_tokens=64, max_draft_tokens=5, max_model_len=100, threads=1
+)
 END_TOKENS = (2, 5, 9)
 MAX_PLANS_AHEAD = 3
 

@@ -17,10 +17,18 @@ from tests.scheduler.fake_executor import BECAUSE_OF, FakeExecutor, undisturbed_
 
 
 def make_capacity(
-    *, num_blocks: int = 64, block_size: int = 4, max_slots: int = 8, max_step_tokens: int = 64, model: str = "model"
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_slots: int = 8,
+    max_step_tokens: int = 64,
+    model: str = "model",
+    max_draft_tokens: int = 0,
 ) -> ExecutorCapacity:
     """An executor's capacity with room for a few short requests."""
-    return ExecutorCapacity(model, num_blocks, block_size, max_slots, num_blocks * block_size, max_step_tokens)
+    return ExecutorCapacity(
+        model, num_blocks, block_size, max_slots, num_blocks * block_size, max_step_tokens, max_draft_tokens
+    )
 
 
 def make_request(

@@ -4,6 +4,8 @@ The "key and value" of a position is a fingerprint of all tokens up to it. Compu
 position of the slot holds exactly the fingerprint it must; so a block that was shared wrongly, overwritten, evicted
 too early or copied too late is an assertion, not a wrong number.
 
+Guesses are right as often as chance has it; what a wrong one leaves in the cache is neither known nor anybody's.
+
 A row that fails leaves poison where it was computed, and what reads poison fails too: so a test sees whether somebody
 finds the blocks of a request after they were known to be bad.
 """
@@ -11,8 +13,11 @@ finds the blocks of a request after they were known to be bad.
 import zlib
 from array import array
 from collections.abc import Callable
+from random import Random
 
-from shared.messages import ExecutorCapacity, RowFailure, SlotAssignment, StepPlan, StepResult
+from msgspec.structs import replace
+
+from shared.messages import CONTINUES, ExecutorCapacity, RowFailure, SlotAssignment, StepPlan, StepResult
 
 VOCABULARY = 50
 BECAUSE_OF = "not a number because of "
@@ -43,6 +48,8 @@ def fingerprint(tokens: list[int], salt: int = 0) -> int:
 
 Cell = int | str | None
 """A fingerprint, the id of the request whose failure poisoned it, or nothing yet."""
+WRONG: Cell = -1
+"""What a wrong guess leaves: no fingerprint."""
 
 
 class _Slot:
@@ -80,6 +87,7 @@ class FakeExecutor:
         self._slots: dict[int, _Slot] = {}
         self._memory: list[list[Cell]] = [[None] * capacity.block_size for _ in range(capacity.num_blocks)]
         self._last_step_id = 0
+        self._chance = Random(capacity.num_blocks)
 
     def run(self, plan: StepPlan) -> StepResult:
         """The result of a plan. Raises AssertionError if following it would compute nonsense."""
@@ -102,45 +110,79 @@ class FakeExecutor:
         self._spoiled_after.setdefault(request_id, last_step_id)
 
     def _compute(self, plan: StepPlan) -> StepResult:
-        assert 0 < sum(plan.counts) <= self.capacity.max_step_tokens, "an empty or oversized step"
+        num_tokens = sum(plan.counts) + sum(plan.max_drafts)
+        assert 0 < num_tokens <= self.capacity.max_step_tokens, "an empty or oversized step"
+        assert sum(plan.max_drafts) <= self.capacity.max_step_drafts, "more guesses than there is room for"
+        assert max(plan.max_drafts, default=0) <= self.capacity.max_draft_tokens, "a guess that is too long"
         assert len(set(plan.slots)) == len(plan.slots), "a slot has two rows"
         new_blocks = iter(plan.new_block_ids)
         for row, slot_id in enumerate(plan.slots):
             slot = self._slots[slot_id]
             slot.block_table += [next(new_blocks) for _ in range(plan.num_new_blocks[row])]
         assert next(new_blocks, None) is None, "more new blocks than rows take"
-        self._check_writes_are_private(plan)
+        starts = [self._start(plan, row) for row in range(len(plan.slots))]
+        reaches = list(plan.counts)
+        for number, num_drafts in enumerate(plan.max_drafts):
+            reaches[plan.sampled_rows[number]] += num_drafts
+        self._check_writes_are_private(plan, starts, reaches)
         # All keys and values are written before any row reads: rows must not lean on each other's blocks.
         for row, slot_id in enumerate(plan.slots):
-            self._check_prefix(self._slots[slot_id], plan.starts[row])
+            self._check_prefix(self._slots[slot_id], starts[row])
         for row, slot_id in enumerate(plan.slots):
-            self._write(self._slots[slot_id], plan.starts[row], plan.counts[row])
-        return self._sample(plan)
+            self._write(self._slots[slot_id], starts[row], plan.counts[row])
+        return self._sample(plan, starts)
 
-    def _sample(self, plan: StepPlan) -> StepResult:
-        tokens, failures = [], []
+    def _start(self, plan: StepPlan, row: int) -> int:
+        slot, start = self._slots[plan.slots[row]], plan.starts[row]
+        if start != CONTINUES:
+            return start
+        assert plan.counts[row] == 1, "goes on by more than a token"
+        assert row in plan.sampled_rows, "goes on without sampling"
+        return len(slot.tokens) - 1
+
+    def _sample(self, plan: StepPlan, starts: list[int]) -> StepResult:
+        tokens, failures, counts, drafted = [], [], [], []
         for number, row in enumerate(plan.sampled_rows):
             slot = self._slots[plan.slots[row]]
-            assignment = slot.assignment
-            last = plan.starts[row] + plan.counts[row] - 1
-            assert last + 1 == len(slot.tokens), "samples before all tokens are computed"
-            if assignment.request_id in self.failing_requests and slot.poison is None:
-                slot.poison = assignment.request_id
-                self._set(slot, last, slot.poison)
-            if slot.poison is None:
-                tokens.append(next_token(slot.tokens, assignment.sampling.seed, assignment.choice_index))
-            else:
-                failures.append(RowFailure(number, BECAUSE_OF + slot.poison))
-                tokens.append(0)
-            slot.append(tokens[-1])
+            assert starts[row] + plan.counts[row] == len(slot.tokens), "samples before all tokens are computed"
+            most = plan.max_drafts[number] if plan.max_drafts else 0
+            drafted.append(self._chance.choice((0, most, self._chance.randint(0, most))))
+            num_right = self._chance.choice((0, drafted[-1], self._chance.randint(0, drafted[-1])))
+            counts.append(0)
+            while counts[-1] <= num_right:
+                tokens.append(self._draw(slot))
+                counts[-1] += 1
+                if slot.poison is not None:
+                    failures.append(RowFailure(number, BECAUSE_OF + slot.poison))
+                    break
+                if counts[-1] <= num_right:  # it was guessed right, so it is computed
+                    self._set(slot, len(slot.tokens) - 1, slot.contents[-1])
+            for position in range(len(slot.tokens), starts[row] + plan.counts[row] + drafted[-1]):
+                self._set(slot, position, WRONG)
         duration_s = self._step_seconds(plan) if self._step_seconds else 0.0
-        return StepResult(plan.step_id, array("i", tokens), failures=tuple(failures), duration_s=duration_s)
+        result = StepResult(plan.step_id, array("i", tokens), failures=tuple(failures), duration_s=duration_s)
+        if any(drafted):
+            result = replace(result, num_tokens=array("i", counts), num_drafted=array("i", drafted))
+        return result
 
-    def _check_writes_are_private(self, plan: StepPlan) -> None:
+    def _draw(self, slot: _Slot) -> int:
+        """The next token of a slot, whose last known one is computed."""
+        assignment = slot.assignment
+        if assignment.request_id in self.failing_requests and slot.poison is None:
+            slot.poison = assignment.request_id
+            self._set(slot, len(slot.tokens) - 1, slot.poison)
+        token = 0
+        if slot.poison is None:
+            token = next_token(slot.tokens, assignment.sampling.seed, assignment.choice_index)
+        slot.append(token)
+        return token
+
+    def _check_writes_are_private(self, plan: StepPlan, starts: list[int], reaches: list[int]) -> None:
         size = self.capacity.block_size
         written: set[int] = set()
-        for slot_id, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+        for slot_id, start, count in zip(plan.slots, starts, reaches, strict=True):
             table = self._slots[slot_id].block_table
+            assert start + count <= len(table) * size, "tokens, or guesses, without a block"
             mine = set(table[start // size : (start + count - 1) // size + 1])
             assert not mine & written, f"two rows write the blocks {mine & written}"
             written |= mine

@@ -27,14 +27,15 @@ models = st.sampled_from(["model", "model", "model", "other"])
 tenants = st.sampled_from(["a", "b", "c"])
 
 capacities = st.builds(
-    lambda model, num_blocks, block_size, max_slots, spare: ExecutorCapacity(
-        model, num_blocks, block_size, max_slots, max_model_len=100, max_step_tokens=max_slots + spare
+    lambda model, num_blocks, block_size, max_slots, spare, drafts: ExecutorCapacity(
+        model, num_blocks, block_size, max_slots, 100, max_step_tokens=max_slots + spare, max_draft_tokens=drafts
     ),
     models,
     num_blocks=st.integers(6, 40),
     block_size=st.integers(1, 6),
     max_slots=st.integers(1, 5),
     spare=st.integers(0, 12),
+    drafts=st.sampled_from([0, 1, 3, 6]),
 )
 rules_of_worlds = st.builds(
     Rules,
@@ -196,15 +197,16 @@ def run(workload: list[Request], rules: Rules, machines: list[ExecutorCapacity])
 
 @settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_tokens_depend_neither_on_depth_nor_blocks_nor_slots_nor_executors(data: Any) -> None:
+def test_tokens_depend_neither_on_depth_nor_blocks_nor_slots_nor_executors_nor_guesses(data: Any) -> None:
     workload = data.draw(workloads())
     roomy = st.builds(
-        lambda num_blocks, block_size, max_slots: ExecutorCapacity(
-            "model", num_blocks, block_size, max_slots, max_model_len=100, max_step_tokens=max_slots + 8
+        lambda num_blocks, block_size, max_slots, drafts: ExecutorCapacity(
+            "model", num_blocks, block_size, max_slots, 100, max_step_tokens=max_slots + 8, max_draft_tokens=drafts
         ),
         num_blocks=st.integers(10, 40),
         block_size=st.integers(4, 8),
         max_slots=st.integers(1, 5),
+        drafts=st.sampled_from([0, 2, 5]),
     )
     alone = ExecutorCapacity("model", 100, 4, 1, max_model_len=100, max_step_tokens=100)
     one_by_one = run(workload, Rules(depth=1, has_cache=False, max_chunk_tokens=100), [alone])

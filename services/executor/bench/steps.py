@@ -15,7 +15,7 @@ from services.executor.batch import ForwardBatch
 from services.executor.factory import LoadedModel
 from services.executor.model_runner import ModelRunner
 from services.executor.models.integer import IntegerModel
-from services.executor.sampler import sample
+from services.executor.sampler import Drawing
 from services.executor.slots import Choice
 from shared.ids import RequestId
 from shared.messages import SlotAssignment, StepPlan, int32s
@@ -141,7 +141,9 @@ class StepMeter:
         duration_s = self._runner.run(plan).duration_s
         choices = [Choice(RequestId("bench"), 0, _GREEDY, work.context, self._tokens[: work.context])] * work.rows
         started = time.perf_counter()
-        sample(self._model.logits, choices)
+        drawing = Drawing(self._model.logits)
+        for row, choice in enumerate(choices):
+            drawing.draw(row, choice)
         return duration_s, time.perf_counter() - started
 
     def _parts(self, whole: float, sampling: float) -> Parts:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from services.executor.kernels.cached_attention import Kind
 from services.executor.kernels.decoder_attention import make_attention
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
-from services.executor.kernels.grouped_linear import panel_product, unpack_row
+from services.executor.kernels.grouped_linear import panel_for, panel_product, unpack_row
 from services.executor.kernels.jit import nested, single
 from services.executor.kernels.memory import cycles
 from services.executor.kernels.quantize import add_row, normalize_row, quantize_row, silu_mul_group
@@ -69,7 +69,16 @@ def _normalize(
 
 @nested
 def _multiply(
-    team: Words, phase: int, weight: Any, ints: int, steps: int, num_groups: int, out: int, width: int, num_tokens: int
+    team: Words,
+    phase: int,
+    weight: Any,
+    ints: int,
+    steps: int,
+    num_groups: int,
+    out: int,
+    width: int,
+    num_tokens: int,
+    scratch: int,
 ) -> None:
     """out [tokens, width] = weight · bytes, plus the weight's bias if it has one; `width` is whole panels."""
     num_panels = width // 32
@@ -78,7 +87,8 @@ def _multiply(
     while first < num_panels:
         for panel in range(first, min(first + run, num_panels)):
             at = out + panel * 128
-            panel_product(ints, steps, weight.address, weight.bits, num_groups, panel, at, width * 4, num_tokens)
+            source, bits = panel_for(weight.address, weight.bits, num_groups, panel, num_tokens, scratch)
+            panel_product(ints, steps, source, bits, num_groups, at, width * 4, num_tokens)
             if weight.bias:
                 for token in range(num_tokens):
                     add_row(weight.bias + panel * 128, at + token * width * 4, 1)
@@ -88,29 +98,36 @@ def _multiply(
 @nested
 def _gate_and_up(team: Words, phase: int, thread: int, weight: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
     """silu(gate) · up as bytes, a group of them for 48 tokens at a time: their numbers stay in the first cache."""
-    groups, num_tokens = shape.intermediate_groups, inputs.counts[0]
+    groups, hidden_groups, num_tokens = shape.intermediate_groups, shape.hidden_groups, inputs.counts[0]
     scratch = work.scratch.ctypes.data + thread * work.scratch.shape[1]
+    memory = scratch + 48 * 256, scratch + 48 * 256 + hidden_groups * 1280 + 64
     run = run_length(team, groups)
     start = claim(team, phase) * run
     while start < groups:
         for group in range(start, min(start + run, groups)):
+            gate, bits = panel_for(weight.address, weight.bits, hidden_groups, 2 * group, num_tokens, memory[0])
+            up, _ = panel_for(weight.address, weight.bits, hidden_groups, 2 * group + 1, num_tokens, memory[1])
             for first in range(0, num_tokens, 48):
-                _gate_and_up_of(first, min(48, num_tokens - first), group, scratch, weight, shape, work)
+                _gate_and_up_of(
+                    first, min(48, num_tokens - first), group, (gate, up), bits, scratch, weight.bias, shape, work
+                )
         start = claim(team, phase) * run
 
 
 @nested
-def _gate_and_up_of(first: int, count: int, group: int, scratch: int, weight: Any, shape: Shape, work: Work) -> None:
+def _gate_and_up_of(
+    first: int, count: int, group: int, panels: Any, bits: int, scratch: int, bias: int, shape: Shape, work: Work
+) -> None:
     """One group of 32 numbers, for `count` tokens from `first` on."""
     groups, hidden_groups = shape.intermediate_groups, shape.hidden_groups
     ints = work.ints.ctypes.data + first * hidden_groups * 32
     steps = work.steps.ctypes.data + first * hidden_groups * 8
     for part in range(2):
-        panel, at = 2 * group + part, scratch + part * 128
-        panel_product(ints, steps, weight.address, weight.bits, hidden_groups, panel, at, 256, count)
-        if weight.bias:
+        at = scratch + part * 128
+        panel_product(ints, steps, panels[part], bits, hidden_groups, at, 256, count)
+        if bias:
             for token in range(count):
-                add_row(weight.bias + panel * 128, at + token * 256, 1)
+                add_row(bias + (2 * group + part) * 128, at + token * 256, 1)
     for token in range(count):
         row, gate = first + token, scratch + token * 256
         middle_ints = work.middle_ints.ctypes.data + row * groups * 32
@@ -150,16 +167,17 @@ def _feed_forward(
     hidden, num_tokens = shape.hidden_groups * 32, inputs.counts[0]
     ints, steps, delta = work.ints.ctypes.data, work.steps.ctypes.data, work.delta.ctypes.data
     middle_ints, middle_steps = work.middle_ints.ctypes.data, work.middle_steps.ctypes.data
+    scratch = work.scratch.ctypes.data + thread * work.scratch.shape[1]
     attended_groups, middle_groups = shape.num_heads * shape.head_dim // 32, shape.intermediate_groups
     _quantize_attended(team, phase, shape, inputs, work)
     _end_phase(team, thread, 0, work)
-    _multiply(team, phase + 1, layer.output, ints, steps, attended_groups, delta, hidden, num_tokens)
+    _multiply(team, phase + 1, layer.output, ints, steps, attended_groups, delta, hidden, num_tokens, scratch)
     _end_phase(team, thread, 4, work)
     _normalize(team, phase + 2, parts, shape, inputs, work, layer.post_attention_norm, True)
     _end_phase(team, thread, 0, work)
     _gate_and_up(team, phase + 3, thread, layer.gate_up, shape, inputs, work)
     _end_phase(team, thread, 5, work)
-    _multiply(team, phase + 4, layer.down, middle_ints, middle_steps, middle_groups, delta, hidden, num_tokens)
+    _multiply(team, phase + 4, layer.down, middle_ints, middle_steps, middle_groups, delta, hidden, num_tokens, scratch)
     _end_phase(team, thread, 6, work)
 
 
@@ -173,6 +191,7 @@ def _make_take_part(kind: Kind) -> Any:
     ) -> None:
         ints, steps = work.ints.ctypes.data, work.steps.ctypes.data
         qkv, logits = work.qkv.ctypes.data, work.logits.ctypes.data
+        scratch = work.scratch.ctypes.data + thread * work.scratch.shape[1]
         if thread == 0:
             work.spent[8] = cycles()
         _embed(team, 0, parts, shape, inputs, work)
@@ -182,7 +201,16 @@ def _make_take_part(kind: Kind) -> Any:
             _normalize(team, phase, parts, shape, inputs, work, layer.input_norm, number > 0)
             _end_phase(team, thread, 0, work)
             _multiply(
-                team, phase + 1, layer.qkv, ints, steps, shape.hidden_groups, qkv, shape.qkv_width, inputs.counts[0]
+                team,
+                phase + 1,
+                layer.qkv,
+                ints,
+                steps,
+                shape.hidden_groups,
+                qkv,
+                shape.qkv_width,
+                inputs.counts[0],
+                scratch,
             )
             _end_phase(team, thread, 1, work)
             rotate_and_store(team, phase + 2, parts, layer, shape, inputs, work)
@@ -203,6 +231,7 @@ def _make_take_part(kind: Kind) -> Any:
             logits,
             shape.vocab_size,
             inputs.counts[2],
+            scratch,
         )
         _end_phase(team, thread, 7, work)
 

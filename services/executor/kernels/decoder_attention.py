@@ -1,6 +1,8 @@
 """The attention phases of the integer decoder: into the cache, and out of it. The arithmetic is `cached_attention`'s.
 
-A piece of attention is a few queries of one sequence for one kv head, whose heads share what is read of the cache.
+A piece of attention is a few queries for one kv head, whose heads share what is read of the cache: of one sequence, or
+of several that begin with the same blocks, which are then read once for all of them. Each query's numbers are the same
+either way: its scores do not know of one another, and its values are added up in the order of the tokens.
 """
 
 from typing import Any, Final
@@ -178,48 +180,162 @@ def _make_take_queries(kind: Kind) -> Any:
     return take_queries
 
 
+def _make_score_records(kind: Kind, record_of: Any) -> Any:
+    score = _make_score(kind)
+
+    @nested
+    def score_records(
+        first: int,
+        end: int,
+        sequence: int,
+        rows: int,
+        taken: int,
+        facts: int,
+        scores: int,
+        stride: int,
+        head: int,
+        layer: Any,
+        shape: Shape,
+        inputs: Inputs,
+    ) -> None:
+        """Scores of some queries with the tokens from `first` to before `end` of a sequence."""
+        vectors = shape.head_dim // 16
+        for start in range(first, end, 16):
+            block = inputs.block_tables[sequence, start // shape.block_size]
+            record = record_of(layer, shape, block, head, start % shape.block_size)
+            ahead = start + 64
+            if ahead < end:
+                block = inputs.block_tables[sequence, ahead // shape.block_size]
+                prefetch_record(record_of(layer, shape, block, head, ahead % shape.block_size), vectors)
+            score(taken, facts, record, vectors, scores + start * 4, stride, rows)
+
+    return score_records
+
+
+def _make_add_records(kind: Kind, record_of: Any, values_offset: Any) -> Any:
+    add_values, is_int8 = _make_add_values(kind), kind == "int8"
+
+    @nested
+    def add_records(
+        first: int,
+        end: int,
+        sequence: int,
+        rows: int,
+        scores: int,
+        stride: int,
+        sums: int,
+        head: int,
+        layer: Any,
+        shape: Shape,
+        inputs: Inputs,
+    ) -> None:
+        """Values of the same tokens, weighted, to the sums of some queries."""
+        for start in range(first, end, 16):
+            block = inputs.block_tables[sequence, start // shape.block_size]
+            values = record_of(layer, shape, block, head, start % shape.block_size) + values_offset(shape)
+            if is_int8:
+                scale_weights(scores + start * 4, stride, values + 16 * shape.head_dim, rows)
+            add_values(scores + start * 4, stride, values, shape.head_dim // 16, sums, rows, min(16, end - start))
+
+    return add_records
+
+
+@nested
+def _measure(piece: int, shape: Shape, inputs: Inputs) -> Any:
+    """How many rows a piece has, queries of all heads of a group, and the most tokens that one of them sees."""
+    rows, longest = 0, 0
+    for number in range(inputs.pieces[piece, 0], inputs.pieces[piece, 1]):
+        rows += inputs.members[number, 2] * (shape.num_heads // shape.num_kv_heads)
+        longest = max(longest, inputs.members[number, 2] + inputs.members[number, 3])
+    return rows, longest
+
+
 def _make_attend(kind: Kind, record_of: Any, values_offset: Any) -> Any:
-    take_queries, score, add_values = _make_take_queries(kind), _make_score(kind), _make_add_values(kind)
-    is_int8 = kind == "int8"
+    take_queries = _make_take_queries(kind)
+    score_records, add_records = _make_score_records(kind, record_of), _make_add_records(kind, record_of, values_offset)
+    item = 1 if kind == "int8" else 4
+
+    @nested
+    def score_members(
+        piece: int,
+        taken: int,
+        facts: int,
+        totals: int,
+        scores: int,
+        stride: int,
+        head: int,
+        layer: Any,
+        shape: Shape,
+        inputs: Inputs,
+    ) -> None:
+        """Each sequence's scores with what it does not share, and weights from all of its scores."""
+        group, row = shape.num_heads // shape.num_kv_heads, 0
+        first_member, end_member, shared = inputs.pieces[piece]
+        for number in range(first_member, end_member):
+            sequence, _, count, position = inputs.members[number]
+            seen, rows, its_scores = position + count, count * group, scores + row * stride
+            at, its_facts = taken + row * shape.head_dim * item, facts + row * 8
+            score_records(shared, seen, sequence, rows, at, its_facts, its_scores, stride, head, layer, shape, inputs)
+            for query in range(rows):
+                visible, total = position + query // group + 1, totals + (row + query) * 4
+                weigh(its_scores + query * stride, (seen + 15) // 16, visible, total)
+            row += rows
+
+    @nested
+    def add_members(
+        piece: int,
+        totals: int,
+        sums: int,
+        scores: int,
+        stride: int,
+        head: int,
+        layer: Any,
+        shape: Shape,
+        inputs: Inputs,
+        work: Work,
+    ) -> None:
+        """Each sequence's values that it does not share, and the results."""
+        group, head_bytes, row = shape.num_heads // shape.num_kv_heads, shape.head_dim * 4, 0
+        first_member, end_member, shared = inputs.pieces[piece]
+        for number in range(first_member, end_member):
+            sequence, first, count, position = inputs.members[number]
+            seen, rows, its_sums = position + count, count * group, sums + row * head_bytes
+            its_scores = scores + row * stride
+            add_records(shared, seen, sequence, rows, its_scores, stride, its_sums, head, layer, shape, inputs)
+            for query in range(rows):
+                out = (first + query // group) * shape.num_heads + head * group + query % group
+                out = work.attended.ctypes.data + out * head_bytes
+                divide_row(its_sums + query * head_bytes, shape.head_dim // 16, totals + (row + query) * 4, out)
+            row += rows
 
     @nested
     def attend(
         team: Words, phase: int, thread: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
-        vectors, head_bytes = shape.head_dim // 16, shape.head_dim * 4
-        group = shape.num_heads // shape.num_kv_heads
-        piece = claim(team, phase)
-        while piece < inputs.counts[1] * shape.num_kv_heads:
-            head = piece % shape.num_kv_heads
-            sequence, first, count, position = inputs.pieces[piece // shape.num_kv_heads]
-            rows, seen = count * group, position + count
-            stride = (seen + 15) // 16 * 64
+        head_bytes, group = shape.head_dim * 4, shape.num_heads // shape.num_kv_heads
+        number = claim(team, phase)
+        while number < inputs.counts[1] * shape.num_kv_heads:
+            piece, head = number // shape.num_kv_heads, number % shape.num_kv_heads
+            first_member, end_member, shared = inputs.pieces[piece]
+            rows, longest = _measure(piece, shape, inputs)
+            stride = (longest + 15) // 16 * 64
             taken = work.scratch.ctypes.data + thread * work.scratch.shape[1]
             facts = taken + rows * head_bytes
             totals = facts + rows * 8
             sums = totals + rows * 8
             scores = sums + rows * head_bytes
-            take_queries(taken, facts, sums, first, rows, head, parts, shape, work)
-            for start in range(0, seen, 16):
-                block = inputs.block_tables[sequence, start // shape.block_size]
-                record = record_of(layer, shape, block, head, start % shape.block_size)
-                ahead = start + 64
-                if ahead < seen:
-                    block = inputs.block_tables[sequence, ahead // shape.block_size]
-                    prefetch_record(record_of(layer, shape, block, head, ahead % shape.block_size), vectors)
-                score(taken, facts, record, vectors, scores + start * 4, stride, rows)
-            for row in range(rows):
-                weigh(scores + row * stride, (seen + 15) // 16, position + row // group + 1, totals + row * 4)
-            for start in range(0, seen, 16):
-                block = inputs.block_tables[sequence, start // shape.block_size]
-                values = record_of(layer, shape, block, head, start % shape.block_size) + values_offset(shape)
-                if is_int8:
-                    scale_weights(scores + start * 4, stride, values + 16 * shape.head_dim, rows)
-                add_values(scores + start * 4, stride, values, vectors, sums, rows, min(16, seen - start))
-            for row in range(rows):
-                out = (first + row // group) * shape.num_heads + head * group + row % group
-                out = work.attended.ctypes.data + out * head_bytes
-                divide_row(sums + row * head_bytes, vectors, totals + row * 4, out)
-            piece = claim(team, phase)
+            row = 0
+            for member in range(first_member, end_member):
+                _, first, count, _ = inputs.members[member]
+                at, its_facts, its_sums = taken + row * shape.head_dim * item, facts + row * 8, sums + row * head_bytes
+                take_queries(at, its_facts, its_sums, first, count * group, head, parts, shape, work)
+                row += count * group
+            # First what all of them begin with, for all at once; then each sequence's own.
+            leader = inputs.members[first_member, 0]
+            score_records(0, shared, leader, rows, taken, facts, scores, stride, head, layer, shape, inputs)
+            score_members(piece, taken, facts, totals, scores, stride, head, layer, shape, inputs)
+            add_records(0, shared, leader, rows, scores, stride, sums, head, layer, shape, inputs)
+            add_members(piece, totals, sums, scores, stride, head, layer, shape, inputs, work)
+            number = claim(team, phase)
 
     return attend

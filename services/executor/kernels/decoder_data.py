@@ -74,8 +74,10 @@ class Inputs(NamedTuple):
     token_ids: Longs
     positions: Longs
     slot_mapping: Longs
+    members: Ints
+    """[members, 4]: sequence, first query, number of queries, position of the first query."""
     pieces: Ints
-    """[pieces, 4]: sequence, first query, number of queries, position of the first query."""
+    """[pieces, 3]: first member, the one after the last, how many tokens all of them begin with."""
     block_tables: Ints
     """[sequences, blocks]."""
     logits_rows: Longs

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.executor.attention.sharing import Member, shared_pieces
 from services.executor.batch import ForwardBatch
 from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER, decode_float32, decode_int8
 from services.executor.kernels.decoder_attention import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
-from services.executor.kernels.grouped_linear import PANEL, Bits, pack
+from services.executor.kernels.grouped_linear import PANEL, Bits, pack, wide_bytes
 from services.executor.kernels.quantize import GROUP
 from services.executor.kernels.rotary import RotaryTable
 from services.executor.kernels.team import Team
@@ -54,6 +55,8 @@ class IntegerModel:
         self._capacity = capacity
         self._vocab_size = config.vocab_size
         self._group = config.num_heads // config.num_kv_heads
+        self._block_size = capacity.block_size
+        self._num_shares = -(-2 * num_threads // config.num_kv_heads)
         loader = _Loader(weights, weight_format, self._owned)
         layers = np.zeros(config.num_layers, Layer)
         for number, cached in enumerate(cache.layers):
@@ -115,14 +118,21 @@ class IntegerModel:
     def _cut(self, batch: ForwardBatch) -> int:
         """Cut the attention of a batch into pieces; how many."""
         most = max(1, MAX_PIECE_ROWS // self._group)
-        number = 0
+        tables = batch.block_tables.numpy()
+        members: list[Member] = []
+        alone: list[Member] = []
         lengths = batch.context_lens.tolist()
         for sequence, (start, end) in enumerate(itertools.pairwise(batch.query_starts.tolist())):
             for first in range(start, end, most):
-                count = min(most, end - first)
-                self._inputs.pieces[number] = sequence, first, count, lengths[sequence] - (end - first)
-                number += 1
-        return number
+                member = Member(sequence, first, min(most, end - first), lengths[sequence] - (end - first))
+                (members if end - start < most else alone).append(member)
+        pieces = shared_pieces(members, tables, self._block_size, most, self._num_shares)
+        number = 0
+        for place, (of_piece, num_shared) in enumerate([*pieces, *(([member], 0) for member in alone)]):
+            self._inputs.pieces[place] = number, number + len(of_piece), num_shared
+            self._inputs.members[number : number + len(of_piece)] = np.array(of_piece)
+            number += len(of_piece)
+        return len(pieces) + len(alone)
 
 
 class _Loader:
@@ -231,7 +241,8 @@ def _make_inputs(capacity: ExecutorCapacity) -> Inputs:
         token_ids=np.zeros(tokens, np.int64),
         positions=np.zeros(tokens, np.int64),
         slot_mapping=np.zeros(tokens, np.int64),
-        pieces=np.zeros((tokens, 4), np.int32),
+        members=np.zeros((tokens, 4), np.int32),
+        pieces=np.zeros((tokens, 3), np.int32),
         block_tables=np.zeros((sequences, num_blocks), np.int32),
         logits_rows=np.zeros(tokens, np.int64),
     )
@@ -243,7 +254,11 @@ def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int) -> Wo
     widest = max(hidden, attended)
     middle = shape.intermediate_groups * GROUP
     rows = max(MAX_PIECE_ROWS, shape.num_heads // shape.num_kv_heads)
-    scratch = max(_TOKENS_AT_ONCE * 2 * PANEL * 4, piece_bytes(rows, shape.head_dim, capacity.max_model_len + 1))
+    scratch = max(
+        _TOKENS_AT_ONCE * 2 * PANEL * 4 + 2 * wide_bytes(shape.hidden_groups),
+        wide_bytes(max(widest, middle) // GROUP),
+        piece_bytes(rows, shape.head_dim, capacity.max_model_len + 1),
+    )
     return Work(
         residual=np.zeros((tokens, hidden), np.float32),
         delta=np.zeros((tokens, hidden), np.float32),
@@ -253,7 +268,7 @@ def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int) -> Wo
         steps=np.zeros((tokens, widest // GROUP * 2), np.float32),
         middle_ints=np.zeros((tokens, middle), np.int8),
         middle_steps=np.zeros((tokens, middle // GROUP * 2), np.float32),
-        logits=np.zeros((min(tokens, capacity.max_slots), shape.vocab_size), np.float32),
+        logits=np.zeros((min(tokens, capacity.max_slots + capacity.max_step_drafts), shape.vocab_size), np.float32),
         scratch=np.zeros((num_threads, scratch + _PADDED), np.uint8),
         spent=np.zeros(len(PHASES) + 1, np.int64),
     )

@@ -103,8 +103,8 @@ class BlockManager:
         return self._has_room(choice, self._find_start(choice, None), headroom)
 
     def is_growing(self, choice: Choice) -> bool:
-        """Whether a choice's next token takes a new block."""
-        return choice.num_computed_tokens == len(choice.block_table) * self.block_size
+        """Whether a choice's next token takes a new block, or may, where guesses are in flight."""
+        return self.num_missing(choice, choice.num_drafts_in_flight + 1) > 0
 
     @property
     def can_share(self) -> bool:
@@ -137,12 +137,17 @@ class BlockManager:
         self.free_block(start.to_copy)
         return Admission(copied=(start.to_copy, choice.block_table[len(start.shared)]))
 
-    def grow(self, choice: Choice, num_tokens: int) -> list[BlockId] | None:
-        """Blocks, already appended to its table, for a choice's next `num_tokens`; None, and no change, if short."""
-        num_needed = -(-(choice.num_computed_tokens + num_tokens) // self.block_size) - len(choice.block_table)
+    def num_missing(self, choice: Choice, num_tokens: int) -> int:
+        """How many blocks a choice lacks for its next `num_tokens`; 0 or less: none."""
+        return -(-(choice.num_computed_tokens + num_tokens) // self.block_size) - len(choice.block_table)
+
+    def grow(self, choice: Choice, num_tokens: int, *, headroom: int = 0) -> list[BlockId] | None:
+        """Blocks, already appended to its table, for a choice's next `num_tokens`; None, and no change, if short, or
+        if fewer than `headroom` would be left."""
+        num_needed = self.num_missing(choice, num_tokens)
         if num_needed <= 0:
             return []
-        if num_needed > self.pool.num_free:
+        if num_needed > self.pool.num_free - headroom:
             return None
         blocks = [self._take() for _ in range(num_needed)]
         choice.block_table += blocks

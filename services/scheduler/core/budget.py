@@ -9,11 +9,9 @@ follows the machine, and the length of contexts.
 from dataclasses import dataclass
 from typing import Final
 
-_MEMORY: Final = 0.9
-"""What a measurement still counts after the next one: the last ten or so matter."""
+from services.scheduler.core.step_times import StepTimes
+
 _FIRST_BUDGET: Final = 64
-MAX_STEP_S: Final = 3600.0
-"""A time that is longer is none: a clock that jumped."""
 _MAX_BUDGET: Final = 1e9
 _MIN_BUDGET: Final = 16
 """Prompts go on, however slow the machine: one block's worth of tokens."""
@@ -52,49 +50,23 @@ class StepShape:
 
 
 class PromptBudget:
-    """The budget of one executor: a straight line through the times of the latest steps, over their prompt tokens.
+    """The budget of one executor, from how long its steps take."""
 
-    Where the line begins is what the running outputs alone take, its slope what a token of a prompt adds.
-    """
-
-    def __init__(self, limits: StepLimits) -> None:
+    def __init__(self, limits: StepLimits, times: StepTimes) -> None:
         self.limits = limits
-        self._weight = self._tokens = self._rows = self._time = 0.0
-        """Sums over the steps so far, each worth less than the next."""
-        self._tokens_squared = self._tokens_by_time = 0.0
+        self._times = times
 
-    def num_prompt_tokens(self, num_output_rows: int) -> int:
-        """Tokens of prompts that the next step may compute beside `num_output_rows` running outputs."""
-        room = self.limits.max_tokens - num_output_rows
-        return room if num_output_rows == 0 else max(0, min(room, self._budget()))
+    def num_prompt_tokens(self, num_output_rows: int, num_drafts: int = 0) -> int:
+        """Tokens of prompts that the next step may compute beside `num_output_rows` running outputs, for which
+        `num_drafts` tokens may be guessed."""
+        num_rows = num_output_rows + num_drafts
+        room = self.limits.max_tokens - num_rows
+        return room if num_output_rows == 0 else max(0, min(room, self._budget(num_rows)))
 
-    def observe(self, shape: StepShape, duration_s: float) -> None:
-        """Learn from a step. Times that make no sense are passed over."""
-        if not 0 < duration_s < MAX_STEP_S or shape.num_output_rows == 0:
-            return
-        tokens = shape.num_prompt_tokens
-        self._weight = self._weight * _MEMORY + 1
-        self._rows = self._rows * _MEMORY + shape.num_output_rows
-        self._tokens = self._tokens * _MEMORY + tokens
-        self._time = self._time * _MEMORY + duration_s
-        self._tokens_squared = self._tokens_squared * _MEMORY + tokens * tokens
-        self._tokens_by_time = self._tokens_by_time * _MEMORY + tokens * duration_s
-
-    def _budget(self) -> int:
-        if self._tokens == 0:
+    def _budget(self, num_rows: int) -> int:
+        time = self._times.time
+        if time is None or not self._times.has_prompts:
             return _FIRST_BUDGET
-        token_s = self._token_seconds()
-        if token_s <= 0.0:
-            return _FIRST_BUDGET
-        plain_s = max(0.0, self._time - token_s * self._tokens) / self._weight
+        plain_s = time.of_rows(num_rows)
         limit_s = max(self.limits.target_step_s, self.limits.max_slowdown * plain_s)
-        return max(_MIN_BUDGET, int(min((limit_s - plain_s) / token_s, _MAX_BUDGET)))
-
-    def _token_seconds(self) -> float:
-        """The line's slope. If the steps were too much alike to tell, a prompt token is like an output's row."""
-        alike = self._time / (self._tokens + self._rows)
-        spread = self._weight * self._tokens_squared - self._tokens**2
-        if spread < 1e-3 * self._tokens**2:
-            return alike
-        slope = (self._weight * self._tokens_by_time - self._tokens * self._time) / spread
-        return max(slope, alike / 100)
+        return max(_MIN_BUDGET, int(min((limit_s - plain_s) / time.prompt_token_s, _MAX_BUDGET)))

@@ -1,15 +1,16 @@
 """Collecting a step's orders into the message that the executor gets."""
 
 from array import array
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from services.scheduler.core.budget import StepLimits
 from services.scheduler.core.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT
 from services.scheduler.core.request import Choice
 from shared.ids import BlockId
-from shared.messages import ExecutorCapacity, Int32Array, SlotAssignment, StepPlan
+from shared.messages import CONTINUES, ExecutorCapacity, Int32Array, SlotAssignment, StepPlan
 
-ROW_BYTES: Final = 32
+ROW_BYTES: Final = 40
 """What a row takes in a plan, at most, with a new block and a slot released."""
 _ASSIGNMENT_BYTES: Final = 512
 """What an assignment has beside tokens, blocks and the lists in its sampling parameters."""
@@ -45,6 +46,8 @@ class PlanBuilder:
         self.num_tokens = 0
         self.num_output_rows = 0
         """Rows of outputs that went on; all other rows are of prompts, or of outputs computed again."""
+        self.num_drafts = 0
+        """Tokens that may be guessed beside them."""
         self.sampled: list[Choice] = []
         """Those that sample in this step, in the order of the result's tokens."""
         self.charges: dict[str, float] = {}
@@ -58,6 +61,8 @@ class PlanBuilder:
         self._num_new_blocks: Int32Array = array("i")
         self._new_block_ids: Int32Array = array("i")
         self._sampled_rows: Int32Array = array("i")
+        self.max_drafts: Int32Array = array("i")
+        """For each of `sampled`, how many tokens may be guessed; empty if none for any."""
 
     @property
     def num_rows(self) -> int:
@@ -95,6 +100,8 @@ class PlanBuilder:
         if samples:
             self._sampled_rows.append(len(self._slots))
             self.sampled.append(choice)
+            if self.max_drafts:
+                self.max_drafts.append(0)
             choice.num_in_flight += 1
         self._slots.append(choice.slot)
         self._starts.append(choice.num_computed_tokens)
@@ -107,19 +114,27 @@ class PlanBuilder:
         choice.num_computed_tokens += num_tokens
         self._charge(choice)
 
-    def compute_outputs(self, choices: list[Choice], grown: list[tuple[int, list[BlockId]]]) -> None:
+    def compute_outputs(
+        self, choices: list[Choice], grown: Mapping[int, list[BlockId]], drafts: Iterable[tuple[int, int]]
+    ) -> None:
         """`compute` for one token each, which is sampled: what nearly every row of a busy step is. They are the first
-        rows of the step. `grown` has the new blocks of those that got some, each with its place in `choices`."""
+        rows of the step. `grown` has the new blocks of those that got some, by place in `choices`, and `drafts` places
+        with how many tokens may be guessed there."""
         num_rows = self.num_output_rows = len(choices)
         self.sampled += choices
         self._slots.extend([choice.slot for choice in choices if choice.slot is not None])
-        self._starts.extend([choice.num_computed_tokens for choice in choices])
+        self._starts.extend(
+            [CONTINUES if choice.num_drafts_in_flight else choice.num_computed_tokens for choice in choices]
+        )
         self._counts += array("i", (1,)) * num_rows
         self._sampled_rows.extend(range(num_rows))
         self._num_new_blocks += array("i", (0,)) * num_rows
-        for row, new_blocks in grown:
+        for row in sorted(grown):
+            new_blocks = grown[row]
             self._num_new_blocks[row] = len(new_blocks)
             self._new_block_ids.extend(new_blocks)
+        if drafts:
+            self._allow_drafts(choices, drafts)
         self.num_tokens += num_rows
         self.num_bytes += ROW_BYTES * num_rows
         for choice in choices:
@@ -128,6 +143,13 @@ class PlanBuilder:
             choice.num_computed_tokens = num_computed + 1
             if num_computed >= choice.num_tokens_charged:
                 self._charge(choice)
+
+    def _allow_drafts(self, choices: list[Choice], drafts: Iterable[tuple[int, int]]) -> None:
+        self.max_drafts = array("i", (0,)) * len(choices)
+        for row, num_tokens in drafts:
+            self.max_drafts[row] = num_tokens
+            choices[row].num_drafts_in_flight += num_tokens
+            self.num_drafts += num_tokens
 
     def _charge(self, choice: Choice) -> None:
         """Count what is computed for the first time."""
@@ -160,4 +182,5 @@ class PlanBuilder:
             num_new_blocks=self._num_new_blocks,
             new_block_ids=self._new_block_ids,
             sampled_rows=self._sampled_rows,
+            max_drafts=self.max_drafts,
         )

@@ -14,6 +14,8 @@ from shared.ids import BlockId, RequestId, SlotId
 from shared.messages import FinishReason, Int32Array, ResumedChoice, TokenLogprobs
 from shared.sampling import SamplingParams
 
+_FIRST_DRAFT_SUCCESS: Final = 0.7
+
 
 class ChoiceState(Enum):
     """Where a choice is in its life."""
@@ -46,12 +48,14 @@ class Choice:
     __slots__ = (
         "block_table",
         "cache_entry",
+        "draft_success",
         "finish_reason",
         "index",
         "key_chain",
         "logprobs",
         "num_committed_blocks",
         "num_computed_tokens",
+        "num_drafts_in_flight",
         "num_in_flight",
         "num_times_gave_way",
         "num_tokens_charged",
@@ -75,11 +79,15 @@ class Choice:
         self.output: Int32Array = array("i")
         self.logprobs: list[TokenLogprobs | None] = []
         self.num_in_flight = 0
-        """Tokens that planned steps will sample and whose results have not come yet."""
+        """Tokens that planned steps will sample, one each, and whose results have not come yet."""
+        self.num_drafts_in_flight = 0
+        """Guesses that these steps may make: so many tokens more may come of them."""
+        self.draft_success = _FIRST_DRAFT_SUCCESS
+        """How likely the next guess is right, as far as earlier ones tell."""
         self.slot: SlotId | None = None
         self.block_table: list[BlockId] = []
         self.num_computed_tokens = 0
-        """Tokens whose keys and values are in blocks once all planned steps have run."""
+        """Tokens whose keys and values are in blocks once all planned steps have run, without guesses in flight."""
         self.key_chain: KeyChain | None = None
         """The keys of its full blocks, while an executor has it."""
         self.num_committed_blocks = 0
@@ -112,7 +120,7 @@ class Choice:
         """Tokens that the next steps have to compute, counting those in flight; 0 if it only waits for results."""
         request = self.request
         num_output = len(self.output) + self.num_in_flight
-        if num_output >= request.max_tokens:
+        if num_output + self.num_drafts_in_flight >= request.max_tokens:
             return 0
         return len(request.prompt) + num_output - self.num_computed_tokens
 

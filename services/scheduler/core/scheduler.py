@@ -9,8 +9,8 @@ Who goes first, who gives way and how much a step holds are decided by collabora
 
 from array import array
 from bisect import insort
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Mapping
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Final
 
@@ -20,9 +20,9 @@ from services.scheduler.core.block_pool import BlockPool
 from services.scheduler.core.budget import StepLimits, StepShape
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.experience import Experience
-from services.scheduler.core.fairness import FairShares
+from services.scheduler.core.fairness import OUTPUT_TOKEN_WEIGHT, FairShares
 from services.scheduler.core.pins import PinnedBlocks
-from services.scheduler.core.pipeline import Pipeline
+from services.scheduler.core.pipeline import Pipeline, PlannedStep
 from services.scheduler.core.plan import PlanBuilder, longest_choice
 from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.prefix_wait import ComingPrefixes
@@ -35,6 +35,7 @@ from shared.messages import (
     ChoiceTokens,
     ExecutorCapacity,
     FinishReason,
+    Int32Array,
     Outcome,
     StepPlan,
     StepResult,
@@ -72,7 +73,7 @@ class Scheduler:
         """Tokens known but not computed, of all that run and wait; those in flight count as computed."""
         self.blocks = BlockManager(BlockPool(capacity.num_blocks), cache, capacity.block_size)
         self.pins = PinnedBlocks(self.blocks)
-        self.experience = Experience(limits)
+        self.experience = Experience(limits, capacity.max_draft_tokens)
         self._share_prompts = share_prompts
         self._slots = Slots(capacity.max_slots)
         self._turns = Turns(self.waiting, self._slots, self.blocks)
@@ -160,9 +161,11 @@ class Scheduler:
     def apply(self, result: StepResult) -> list[Event]:
         """Take in what a step sampled. Raises StepMismatch, and changes nothing, unless it is the oldest in flight."""
         step = self._pipeline.take(result)
-        self.experience.step_took(step.shape, result.duration_s)
+        self.experience.step_took(step.shape, sum(result.num_drafted), len(result.token_ids), result.duration_s)
         self.blocks.busy_s += result.duration_s
         failures = {failure.row: failure.reason for failure in result.failures}
+        if result.num_tokens or step.max_drafts:
+            return self._apply_drafted(step, result, failures)
         logprobs = result.logprobs or (None,) * len(step.sampled)
         events: list[Event] = []
         for row, (choice, token_id) in enumerate(zip(step.sampled, result.token_ids, strict=True)):
@@ -174,6 +177,26 @@ class Scheduler:
                 events.append(self._append(choice, token_id, logprobs[row]))
                 if choice.finish_reason is not None:
                     events += self._ended(choice.request)
+        return events
+
+    def _apply_drafted(self, step: PlannedStep, result: StepResult, failures: Mapping[int, str]) -> list[Event]:
+        """`apply` for a step that was allowed guesses: a row may have several tokens."""
+        events: list[Event] = []
+        counts: Iterable[int] = result.num_tokens or repeat(1)
+        drafted: Iterable[int] = result.num_drafted or repeat(0)
+        end = 0
+        for row, (choice, count, num_drafted) in enumerate(zip(step.sampled, counts, drafted, strict=False)):
+            start, end = end, end + count
+            choice.num_in_flight -= 1
+            choice.num_drafts_in_flight -= step.allowed(row)
+            self.experience.drafting.guessed(choice, num_drafted, count - 1)
+            num_sampled = count - (row in failures)
+            if num_sampled and choice.state is not ChoiceState.FINISHED:
+                tokens = result.token_ids[start : start + num_sampled]
+                events += self._append_several(choice, tokens, result.logprobs[start : start + num_sampled])
+            if row in failures:
+                self.blocks.spoil(choice)
+                events += self.end(choice.request, Outcome.FAILED, failures[row])
         return events
 
     @property
@@ -223,7 +246,7 @@ class Scheduler:
         those that have prompts, or outputs, to compute before they can sample."""
         prompts: list[Choice] = []
         outputs: list[Choice] = []
-        grown: list[tuple[int, list[BlockId]]] = []
+        grown: dict[int, list[BlockId]] = {}
         block_size = self.capacity.block_size
         for choice in tuple(self.running):
             if choice.state is not ChoiceState.RUNNING:
@@ -232,18 +255,49 @@ class Scheduler:
             if need > 1:
                 prompts.append(choice)
             elif need == 1:
-                if choice.num_computed_tokens == len(choice.block_table) * block_size:
+                if choice.num_computed_tokens + choice.num_drafts_in_flight >= len(choice.block_table) * block_size:
                     new_blocks = self._grow(choice)
                     if new_blocks is None:
                         break
-                    grown.append((len(outputs), new_blocks))
+                    if new_blocks:
+                        grown[len(outputs)] = new_blocks
                 outputs.append(choice)
-        step.compute_outputs(outputs, grown)
+        drafts = self._allow_drafts(outputs, grown) if self.capacity.max_draft_tokens else []
+        step.compute_outputs(outputs, grown, drafts)
         return [choice for choice in prompts if choice.state is ChoiceState.RUNNING]
 
+    def _allow_drafts(self, outputs: list[Choice], grown: dict[int, list[BlockId]]) -> list[tuple[int, int]]:
+        """How many tokens may be guessed for which of the outputs, by place; blocks for them come to `grown`.
+
+        Nobody gives way for a guess: it gets blocks that are to spare, or is not made.
+        """
+        num_left = min(self.capacity.max_step_drafts, self.limits.max_tokens - len(outputs))
+        drafts: list[tuple[int, int]] = []
+        for row, choice in enumerate(outputs):
+            if num_left <= 0:
+                break
+            num_output = len(choice.output) + choice.num_in_flight + choice.num_drafts_in_flight
+            num_wanted = self.experience.drafting.num_tokens(choice)
+            num_tokens = min(num_wanted, choice.request.max_tokens - num_output - 1, num_left)
+            if num_tokens > 0 and self._grow_for_drafts(choice, num_tokens, row, grown):
+                drafts.append((row, num_tokens))
+                num_left -= num_tokens
+        return drafts
+
+    def _grow_for_drafts(self, choice: Choice, num_tokens: int, row: int, grown: dict[int, list[BlockId]]) -> bool:
+        """Blocks for so many guesses after a choice's next token, if there are any to spare."""
+        num_reached = choice.num_drafts_in_flight + 1 + num_tokens
+        if self.blocks.num_missing(choice, num_reached) > 0:
+            headroom = policy.admission_headroom(len(self.running))
+            new_blocks = self.blocks.grow(choice, num_reached, headroom=headroom)
+            if new_blocks is None:
+                return False
+            grown[row] = grown.get(row, []) + new_blocks
+        return True
+
     def _grow(self, choice: Choice) -> list[BlockId] | None:
-        """Blocks for a choice's next token; None if it had to give way itself."""
-        while (new_blocks := self.blocks.grow(choice, 1)) is None:
+        """Blocks for a choice's next token, wherever guesses put it; None if the choice had to give way itself."""
+        while (new_blocks := self.blocks.grow(choice, choice.num_drafts_in_flight + 1)) is None:
             if len(self.running) == 1 and self.pins.give_way():
                 continue
             victim = policy.first_victim(self.running)
@@ -294,7 +348,7 @@ class Scheduler:
             return
         prompts.sort(key=self._order_of_prompts)
         needs = [choice.num_tokens_to_compute for choice in prompts]
-        budget = self.experience.budget.num_prompt_tokens(step.num_output_rows)
+        budget = self.experience.budget.num_prompt_tokens(step.num_output_rows, step.num_drafts)
         shares = self._share_prompts(needs, budget, self.limits.max_chunk_tokens)
         for choice, need, share in zip(prompts, needs, shares, strict=True):
             if share:
@@ -315,7 +369,7 @@ class Scheduler:
     def _close_plan(self, step: PlanBuilder) -> StepPlan:
         self._slots.forget_freed()
         shape = StepShape(step.num_output_rows, step.num_tokens - step.num_output_rows)
-        self._pipeline.add(step.sampled, shape)
+        self._pipeline.add(step.sampled, shape, step.max_drafts)
         self.waiting.pass_tokens(step.num_tokens)
         self.num_outstanding_tokens -= step.num_tokens
         for tenant, tokens in step.charges.items():
@@ -376,6 +430,32 @@ class Scheduler:
         if logprobs is None:
             return ChoiceTokens(request_id, choice.index, offset, token_ids, reason)
         return ChoiceTokens(request_id, choice.index, offset, token_ids, reason, (logprobs,))
+
+    def _append_several(
+        self, choice: Choice, token_ids: Int32Array, logprobs: tuple[TokenLogprobs | None, ...]
+    ) -> Iterable[Event]:
+        """One or more tokens of a choice, whose keys and values are all computed but for the last one's."""
+        offset, num_taken = len(choice.output), 0
+        reason: FinishReason | None = None
+        while reason is None and num_taken < len(token_ids):
+            reason = choice.append(token_ids[num_taken], logprobs[num_taken] if logprobs else None)
+            num_taken += 1
+        self.num_outstanding_tokens += num_taken
+        if choice.state is ChoiceState.RUNNING:
+            self._count_guessed(choice, num_taken - 1)
+        if reason is not None:
+            self._finish(choice, reason)
+        told = () if choice.request.sampling.num_logprobs is None else logprobs[:num_taken]
+        event = ChoiceTokens(choice.request.request_id, choice.index, offset, token_ids[:num_taken], reason, told)
+        return (event,) if reason is None else (event, *self._ended(choice.request))
+
+    def _count_guessed(self, choice: Choice, num_tokens: int) -> None:
+        """So many tokens were guessed right: they are computed, without a plan that said so."""
+        choice.num_computed_tokens += num_tokens
+        self.num_outstanding_tokens -= num_tokens
+        if (num_new := choice.num_computed_tokens - choice.num_tokens_charged) > 0:
+            self.waiting.shares.charge(choice.request.tenant, OUTPUT_TOKEN_WEIGHT * num_new)
+            choice.num_tokens_charged = choice.num_computed_tokens
 
     def _finish(self, choice: Choice, reason: FinishReason | None) -> None:
         if choice.state is ChoiceState.RUNNING:

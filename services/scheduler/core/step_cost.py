@@ -7,7 +7,8 @@ do, and get even less.
 
 from typing import Final, NamedTuple
 
-from services.scheduler.core.budget import MAX_STEP_S, StepShape
+from services.scheduler.core.budget import StepShape
+from services.scheduler.core.step_times import MAX_STEP_S
 
 _MEMORY: Final = 0.9
 """What a measurement still counts after the next one."""

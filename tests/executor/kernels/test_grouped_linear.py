@@ -11,8 +11,10 @@ from services.executor.kernels.grouped_linear import (
     Bits,
     GroupedWeight,
     pack,
+    panel_for,
     panel_product,
     unpack_row,
+    wide_bytes,
 )
 from services.executor.kernels.jit import single
 from services.executor.kernels.quantize import GROUP, quantize_naive
@@ -23,11 +25,11 @@ Floats = npt.NDArray[np.float32]
 
 @single
 def _multiply(
-    x: int, steps: int, weight: int, bits: int, num_groups: int, num_panels: int, out: int, num_tokens: int
+    x: int, steps: int, weight: int, bits: int, num_groups: int, num_panels: int, out: int, num_tokens: int, memory: int
 ) -> None:
     for panel in range(num_panels):
-        at = out + panel * 128
-        panel_product(x, steps, weight, bits, num_groups, panel, at, num_panels * 128, num_tokens)
+        source, found_bits = panel_for(weight, bits, num_groups, panel, num_tokens, memory)
+        panel_product(x, steps, source, found_bits, num_groups, out + panel * 128, num_panels * 128, num_tokens)
 
 
 @single
@@ -49,6 +51,7 @@ def multiply(x: torch.Tensor, weight: GroupedWeight) -> Floats:
     ints, steps = quantize_naive(x)
     num_panels = weight.data.shape[0]
     out = np.full((len(x), num_panels * PANEL), np.nan, np.float32)
+    memory = np.zeros(wide_bytes(weight.columns // GROUP), np.uint8)
     _multiply(
         ints.data_ptr(),
         steps.contiguous().data_ptr(),
@@ -58,6 +61,7 @@ def multiply(x: torch.Tensor, weight: GroupedWeight) -> Floats:
         num_panels,
         out.ctypes.data,
         len(x),
+        memory.ctypes.data,
     )
     return out[:, : weight.rows]
 

@@ -94,7 +94,7 @@ SAMPLING = SamplingParams(
 ERROR = ErrorInfo(429, "rate_limit_error", "queue_full", "too many", None, 1.5)
 TEXT = TextOptions(("\n\n", "ß"), False, int32s([1, 2]))
 CHAT = ChatPrompt((ChatMessage("user", "hé", "ann"),), {"enable_thinking": True, "depth": [1, None]}, True)
-CAPACITY = ExecutorCapacity("tiny", 4096, 32, 64, 8192, 512)
+CAPACITY = ExecutorCapacity("tiny", 4096, 32, 64, 8192, 512, 7)
 LOGPROBS = TokenLogprobs(-0.5, int32s([3, 4]), (-0.25, -1.0))
 ASSIGNMENT = SlotAssignment(5, REQUEST, 1, int32s([1, -1, 2**31 - 1]), 2, SAMPLING, int32s([9]))
 PLAN = StepPlan(
@@ -108,8 +108,17 @@ PLAN = StepPlan(
     num_new_blocks=int32s([1, 0]),
     new_block_ids=int32s([11]),
     sampled_rows=int32s([1]),
+    max_drafts=int32s([3]),
 )
-RESULT = StepResult(7, int32s([42]), (LOGPROBS, None), (RowFailure(1, "NaN"),), 0.125)
+RESULT = StepResult(
+    7,
+    int32s([42, 43, 0]),
+    (LOGPROBS, None, None),
+    (RowFailure(1, "NaN"),),
+    0.125,
+    num_tokens=int32s([2, 1]),
+    num_drafted=int32s([3, 0]),
+)
 USAGE = Usage(10, 8, (3, 4))
 CLOSED = RequestClosed(REQUEST, Outcome.FAILED, USAGE, Timing(0.5, 1.0, 2.0), ERROR, 2)
 ALTERNATIVE = TextAlternative("é", -0.5, "é".encode(), 42)
