@@ -84,6 +84,8 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         self._num_steps = 0
         self._num_tokens = 0
         self._busy_s = 0.0
+        self._num_guessed = 0
+        self._num_guessed_right = 0
 
     async def on_start(self) -> None:
         """Listen to schedulers' beats, and start the thread."""
@@ -124,6 +126,8 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
             num_steps=self._num_steps,
             num_tokens=self._num_tokens,
             busy_s=self._busy_s,
+            num_guessed=self._num_guessed,
+            num_guessed_right=self._num_guessed_right,
         )
 
     def models(self) -> tuple[str, ...]:
@@ -214,6 +218,8 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         self._num_steps += 1
         self._num_tokens += message.num_tokens
         self._busy_s += message.result.duration_s
+        self._num_guessed += sum(message.result.num_drafted)
+        self._num_guessed_right += sum(message.result.num_tokens) - len(message.result.num_tokens)
         if self._tenure is not None and message.epoch == self._tenure.epoch:
             self._tenure.keep(message.result)
             await self._answer(self._tenure, message.result)

@@ -87,6 +87,9 @@ class ExecutorStatus(Message, frozen=True, tag="executor"):
     """Rows of the forward pass: prompt and output tokens computed."""
     busy_s: float = 0.0
     """Time spent inside steps."""
+    num_guessed: int = 0
+    """Of these rows, tokens guessed ahead."""
+    num_guessed_right: int = 0
 
 
 class DetokenizerStatus(Message, frozen=True, tag="detokenizer"):

@@ -30,7 +30,7 @@ def _statuses() -> dict[Service, Status]:
         Service.GATEWAY: GatewayStatus("http://127.0.0.1:8000", 5, 2, 70),
         Service.TOKENIZER: TokenizerStatus(8192, 70, 900),
         Service.SCHEDULER: SchedulerStatus((view,), 2, 3, 1000, 250, 500, 4),
-        Service.EXECUTOR: ExecutorStatus(SCHEDULER_ID, 1, "cpu", 10, 1500, 1.0),
+        Service.EXECUTOR: ExecutorStatus(SCHEDULER_ID, 1, "cpu", 10, 1500, 1.0, 40, 30),
         Service.DETOKENIZER: DetokenizerStatus(3, 500),
     }
 
@@ -80,7 +80,7 @@ def world() -> _World:
     return _World()
 
 
-def _shown(snapshot: Snapshot, width: int = 200) -> str:
+def _shown(snapshot: Snapshot, width: int = 260) -> str:
     console = Console(width=width, file=io.StringIO())
     console.print(render(snapshot, width))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
@@ -217,7 +217,7 @@ def test_all_numbers_are_shown(world: _World) -> None:
         "5 open, 70 so far, 2 connections · http://127.0.0.1:8000",
         "70 prompts, 900 tokens so far",
         "2 waiting, 3 running · 0 tokens/s out · 25% of prompt tokens from cache · 4 preemptions",
-        "cpu · held by scheduler-1 · busy 0% · 0 tokens/s computed · ",
+        "cpu · held by scheduler-1 · busy 0% · 0 tokens/s computed · 75% of guesses right · ",
         " · blocks 300 free of 400, 50 cached, 20 pinned · 7 blocks evicted, 12 s of work after they were used",
         "3 open choices, 500 tokens so far",
     ):

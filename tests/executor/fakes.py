@@ -4,6 +4,8 @@ import asyncio
 import threading
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import replace
+
 from shared import subjects
 from shared.codec import Decoder, encode
 from shared.ids import InstanceId, Service
@@ -49,6 +51,8 @@ class FakeRunner:
         self.started = threading.Semaphore(0)
         """Released once for each plan that starts."""
         self.error: BaseException | None = None
+        self.guesses = False
+        """Whether a step guesses three tokens, of which one is right."""
 
     def reset(self) -> None:
         self.calls.append("reset")
@@ -59,7 +63,10 @@ class FakeRunner:
         assert self.gate.wait(WAIT_S), "nobody opened the gate"
         if self.error is not None:
             raise self.error
-        return StepResult(plan.step_id, int32s([100 + plan.step_id]), duration_s=0.5)
+        result = StepResult(plan.step_id, int32s([100 + plan.step_id]), duration_s=0.5)
+        if self.guesses:
+            return replace(result, token_ids=int32s([1, 2]), num_tokens=int32s([2]), num_drafted=int32s([3]))
+        return result
 
     async def wait_until_started(self) -> None:
         """Return when one more plan has started."""

@@ -204,8 +204,19 @@ async def test_beats_tell_model_holder_and_work(stage: Stage) -> None:
         beats.put_nowait(decoder.decode(payload))
 
     epoch = await stage.a.attach()
-    await stage.run_plans(stage.a, epoch, 1, 2)
+    await stage.run_plans(stage.a, epoch, 1, 1)
+    stage.runner.guesses = True
+    await stage.run_plans(stage.a, epoch, 2, 2)
     await stage.a.transport.subscribe(subjects.presence(Service.EXECUTOR), observe)
     beat = await asyncio.wait_for(beats.get(), WAIT_S)
     assert (beat.instance_id, beat.name, beat.models) == (EXECUTOR_ID, "an executor", ("tiny",))
-    assert beat.status == ExecutorStatus(held_by=stage.a.id, epoch=epoch, device="fake", num_steps=2, busy_s=1.0)
+    assert beat.status == ExecutorStatus(
+        held_by=stage.a.id,
+        epoch=epoch,
+        device="fake",
+        num_steps=2,
+        num_tokens=3,
+        busy_s=1.0,
+        num_guessed=3,
+        num_guessed_right=1,
+    )

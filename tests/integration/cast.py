@@ -56,6 +56,12 @@ class Player:
         await self.actor.__aenter__()
         self._running = asyncio.create_task(self.actor.run(), name=self.actor.identity.name)
 
+    def check(self) -> None:
+        """Raise what ended it, if anything did."""
+        if self._running is not None and self._running.done() and not self.is_gone:
+            self._running.result()
+            raise AssertionError(f"{self.actor.identity.name} has stopped by itself")
+
     async def kill(self) -> None:
         """Vanish without a word."""
         self._gate.set()
@@ -225,12 +231,17 @@ class Cast:
 
     async def until_ready(self) -> None:
         """Return when a request would be served."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                async with self.session.get(f"{self.url()}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-                await asyncio.sleep(0.02)
+        report = ""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    async with self.session.get(f"{self.url()}/readyz") as answer:
+                        report = await answer.text()
+                        if answer.status == 200:
+                            return
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"not ready: {report}, {self.statuses()}") from None
 
     def holder(self) -> Player:
         """The scheduler that has most requests."""
@@ -255,7 +266,10 @@ class Cast:
             raise AssertionError(f"something is left: {self.statuses()}") from None
 
     def statuses(self) -> list[Any]:
-        """What all who are there say of themselves."""
+        """What all who are there say of themselves. Raises what ended one of them that should be there."""
+        for service in Service:
+            for one in self.of(service):
+                one.check()
         return [(one.actor.identity.instance_id, one.status) for service in Service for one in self.of(service)]
 
     async def stream_all(self, bodies: Sequence[dict[str, Any]], disturb: Disturbance | None = None) -> list[Streamed]:

@@ -133,6 +133,8 @@ def _executor(executor: ExecutorRow) -> list[str]:
         words.append(f"busy {executor.busy_share:.0%}")
     if executor.computed_tokens_per_s is not None:
         words.append(f"{executor.computed_tokens_per_s:.0f} tokens/s computed")
+    if executor.guessed_right_share is not None:
+        words.append(f"{executor.guessed_right_share:.0%} of guesses right")
     if executor.blocks is not None:
         words += _blocks(executor.blocks)
     return words

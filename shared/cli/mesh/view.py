@@ -54,6 +54,8 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     busy_share: float | None
     """Of the time between beats, spent inside steps."""
     computed_tokens_per_s: float | None
+    guessed_right_share: float | None
+    """Of the tokens guessed ahead so far, those that were right; None if there were none."""
     blocks: ExecutorView | None
 
 
@@ -183,6 +185,7 @@ class MeshView:
             held_by=holder.name if holder else status.held_by,
             busy_share=None if busy is None else min(busy, 1.0),
             computed_tokens_per_s=self._rate(beat, "num_tokens"),
+            guessed_right_share=status.num_guessed_right / status.num_guessed if status.num_guessed else None,
             blocks=next((view for view in views if view.executor_id == beat.instance_id), None),
         )
 

@@ -222,7 +222,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     GatewayStatus("http://127.0.0.1:8000", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
     TokenizerStatus(8192, 3, 1000),
     SCHEDULER_STATUS,
-    ExecutorStatus(SCHEDULER, 3, "cpu", 70, 900, 1.5),
+    ExecutorStatus(SCHEDULER, 3, "cpu", 70, 900, 1.5, 80, 60),
     DetokenizerStatus(4, 500, 3),
     Presence(Service.SCHEDULER, SCHEDULER, "scheduler-1", ("tiny",), SCHEDULER_STATUS, 6, True, False),
 )
