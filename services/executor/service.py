@@ -113,7 +113,8 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
             case StepThreadFailed():
                 raise message.error
             case Tick():
-                self._directory.expire()
+                if self.transport.is_connected:  # without the broker nobody can be heard
+                    self._directory.expire()
             case _:
                 assert_never(message)
 

@@ -86,6 +86,19 @@ async def test_a_silent_holder_nobody_wants_to_replace_just_goes_on(stage: Stage
     assert stage.runner.calls == ["reset", "run 1"]
 
 
+async def test_a_holder_that_could_not_be_heard_without_the_broker_keeps_the_executor(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.a.attach()
+    await stage.a.beat()
+    await stage.settle()
+    with monkeypatch.context() as broken:
+        broken.setattr(stage.transport, "_is_connected", False)
+        await stage.pass_time(30)
+    await stage.b.tell(AttachExecutor(stage.b.id))
+    assert (await stage.b.receive(AttachRefused)).held_by == stage.a.id
+
+
 async def test_a_holder_that_leaves_frees_the_executor_at_once(stage: Stage) -> None:
     epoch = await stage.a.attach()
     await stage.a.beat()
