@@ -58,6 +58,8 @@ class Actor(ABC, Generic[M]):
         self.clock = clock
         self.is_draining = False
         self.num_dropped_messages = 0
+        self.num_handled_ticks = 0
+        """Those handled: it stands still when the mailbox is not worked on."""
         self._decoder: Decoder[M] = Decoder(inbound)
         self._mailbox: deque[M | Tick] = deque()
         self._wake = asyncio.Event()
@@ -140,7 +142,9 @@ class Actor(ABC, Generic[M]):
         num_in_a_row = 0
         while self.clock.now() < self._drain_until:
             if self._mailbox:
-                await self.handle(self._mailbox.popleft())
+                message = self._mailbox.popleft()
+                await self.handle(message)
+                self.num_handled_ticks += isinstance(message, Tick)
                 num_in_a_row += 1
                 if num_in_a_row < _MAX_MESSAGES_IN_A_ROW:
                     continue

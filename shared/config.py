@@ -68,6 +68,9 @@ class MeshConfig(Config):
         "json: an event a line; pretty: for people; auto: by terminal",
         choices=("auto", "json", "pretty"),
     )
+    health_file: Path | None = setting(
+        None, "file to touch while this instance handles messages and is connected; `python -m shared.health` reads it"
+    )
     drain_deadline_s: float = setting(20.0, "after SIGTERM, how long to finish what runs", minimum=0, maximum=3600)
     switch_interval_ms: float = setting(
         1.0,

@@ -11,9 +11,11 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from shared import config as settings
+from shared import health
 from shared import log as logs
 from shared.actor import Actor, Identity
 from shared.clock import Clock, SystemClock
@@ -59,7 +61,7 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
     logs.configure(name=identity.name, level=mesh.log_level, style=mesh.log_format)
     log.info("configured", extra=settings.describe(mesh) | settings.describe(config))
     sys.setswitchinterval(mesh.switch_interval_ms / 1000)
-    transport = NatsTransport(mesh.nats_url, name=identity.name)
+    transport = NatsTransport(mesh.nats_url, name=identity.name, answers_under=f"_INBOX.{service}")
     parts = Parts(identity, transport, SystemClock(), mesh, config)
     try:
         asyncio.run(_serve(parts, build))
@@ -112,7 +114,7 @@ async def _serve(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[An
     try:
         actor = await _start_unless(stop, parts, build)
         if actor is not None:
-            await _run_until(stop, actor, parts.mesh.drain_deadline_s)
+            await _run_until(stop, actor, parts.mesh)
     finally:
         await parts.transport.close()
     log.info("stopped")
@@ -142,14 +144,30 @@ async def _start_unless(
     return None
 
 
-async def _run_until(stop: asyncio.Event, actor: Actor[Any], drain_deadline_s: float) -> None:
+async def _run_until(stop: asyncio.Event, actor: Actor[Any], mesh: MeshConfig) -> None:
     async with actor:
         log.info("started")
-        draining = asyncio.create_task(_drain_on(stop, actor, drain_deadline_s))
+        beside = [asyncio.create_task(_drain_on(stop, actor, mesh.drain_deadline_s))]
+        if mesh.health_file is not None:
+            beside.append(asyncio.create_task(_show_health(actor, mesh.health_file)))
         try:
             await actor.run()
         finally:
-            draining.cancel()
+            for task in beside:
+                task.cancel()
+
+
+async def _show_health(actor: Actor[Any], file: Path) -> None:
+    """Touch `file` as long as the actor gets to its ticks, behind everything else in its mailbox, and is connected."""
+    num_seen = actor.num_handled_ticks
+    while True:
+        await asyncio.sleep(health.TOUCH_INTERVAL_S)
+        if actor.num_handled_ticks != num_seen and actor.transport.is_connected:
+            num_seen = actor.num_handled_ticks
+            try:
+                health.touch(file)
+            except OSError as error:
+                log.warning("cannot say that this instance is healthy", extra={"error": str(error)})
 
 
 async def _start(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> Actor[Any]:

@@ -77,11 +77,15 @@ class _Subscription:
 class NatsTransport:
     """A connection to a NATS server or cluster that reconnects for ever."""
 
-    def __init__(self, url: str, *, name: str) -> None:
-        """`url` may list several servers, separated by commas. `name` appears in the server's monitoring."""
+    def __init__(self, url: str, *, name: str, answers_under: str = "_INBOX") -> None:
+        """`url` may list several servers, separated by commas. `name` appears in the server's monitoring.
+
+        What the server answers comes back on subjects under `answers_under`, so that it can keep others from them.
+        """
         self._servers = [server.strip() for server in url.split(",")]
         self._shown_servers = without_passwords(",".join(self._servers))
         self._name = name
+        self._answers_under = answers_under
         self._client = Client()
         self._was_begun = False
         self._is_closing = False
@@ -119,6 +123,7 @@ class NatsTransport:
             await self._client.connect(
                 self._servers,
                 name=self._name,
+                inbox_prefix=self._answers_under,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # passed to asyncio.sleep
                 connect_timeout=2,

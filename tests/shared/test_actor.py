@@ -231,6 +231,22 @@ async def test_ticks_come_again_and_again(world: _World) -> None:
         await _finished(running)
 
 
+async def test_ticks_that_wait_behind_a_stuck_handler_do_not_count_as_handled(world: _World) -> None:
+    async with world.actor as actor:
+        running = asyncio.create_task(actor.run())
+        await actor.until(lambda: actor.num_handled_ticks >= 2)
+        actor.gate.clear()
+        await world.tell("slow")
+        await actor.until(lambda: "begin slow" in actor.events)
+        num_before = actor.num_handled_ticks
+        await asyncio.sleep(5 * actor.tick_interval_s)
+        assert actor.num_handled_ticks == num_before
+        actor.gate.set()
+        await actor.until(lambda: actor.num_handled_ticks > num_before)
+        actor.drain(deadline_s=10)
+        await _finished(running)
+
+
 async def test_messages_to_an_instance_arrive_at_its_inbox(world: _World) -> None:
     receiver = Receiver()
     await world.other.subscribe(subjects.inbox(InstanceId("executor-9")), receiver)

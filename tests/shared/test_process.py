@@ -6,13 +6,15 @@ import json
 import os
 import signal
 import sys
+import time
 import uuid
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from shared import subjects
+from shared import health, subjects
 from shared.cli.mesh.ports import free_port
 from shared.codec import Decoder, encode
 from shared.ids import InstanceId, Service
@@ -231,3 +233,45 @@ async def test_settings_can_be_listed(spawn: Spawn) -> None:
     assert lines["SHOAL_MODEL"].endswith("name of the model in the store that this instance serves [smollm2-135m]")
     assert lines["SHOAL_LOG_LEVEL"].endswith("(debug, info, warning, error) [info]")
     assert lines["SHOAL_DETOKENIZER_ECHO_TO"].endswith("subject to repeat messages to [echo]")
+
+
+async def test_a_service_touches_its_health_file_while_it_works_and_not_before(spawn: Spawn, tmp_path: Path) -> None:
+    file = tmp_path / "healthy"
+    process = await spawn(SHOAL_DETOKENIZER_MODE="build-for-ever", SHOAL_HEALTH_FILE=str(file))
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.stdout.readline() == b"building\n"
+    await asyncio.sleep(2 * health.TOUCH_INTERVAL_S)  # long enough to touch it, were it to
+    assert not file.exists()
+
+    await spawn(SHOAL_HEALTH_FILE=str(file))
+    await _until_touched(file)
+    file.unlink()
+    await _until_touched(file)
+
+
+async def test_without_a_connection_a_service_is_not_healthy(
+    spawn: Spawn, tmp_path: Path, private_nats_server: NatsServer
+) -> None:
+    private_nats_server.start()
+    file = tmp_path / "healthy"
+    process = await spawn(SHOAL_HEALTH_FILE=str(file), SHOAL_NATS_URL=private_nats_server.url)
+    await _until_touched(file)
+    private_nats_server.stop()
+    await _until(process, "lost the connection to NATS")
+    await asyncio.sleep(health.TOUCH_INTERVAL_S)  # what it began to say before
+    file.unlink(missing_ok=True)
+    await asyncio.sleep(3 * health.TOUCH_INTERVAL_S)
+    assert not file.exists()
+    private_nats_server.start()
+    await _until_touched(file)
+
+
+async def _until_touched(file: Path) -> None:
+    def wait() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not file.exists():
+            assert time.monotonic() < deadline, f"nobody touched {file}"
+            time.sleep(0.05)
+
+    await asyncio.to_thread(wait)

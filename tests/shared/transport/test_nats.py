@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 
 from shared.cli.mesh.ports import free_port
-from shared.errors import ConfigError, Disconnected, PayloadTooLarge
+from shared.errors import BucketUnavailable, ConfigError, Disconnected, PayloadTooLarge
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
 from tests.shared.transport.receiver import PATIENCE_S, Gate, Receiver, settle
@@ -191,6 +191,26 @@ async def test_an_error_that_the_server_reports_does_not_end_the_connection_for_
 async def test_of_several_servers_any_will_do(server: NatsServer) -> None:
     async with _connected(f"nats://127.0.0.1:{free_port()}, {server.url}") as transport:
         await settle(transport)
+
+
+async def test_answers_come_back_where_the_server_lets_this_user_listen(private_nats_server: NatsServer) -> None:
+    private_nats_server.config = """
+        authorization { users: [{ user: me, password: mine, permissions: {
+            publish: [orders, "$JS.API.>", "$KV.>"], subscribe: ["_INBOX.mine.>"] } }] }
+    """
+    private_nats_server.start()
+    url = private_nats_server.url.replace("://", "://me:mine@")
+    transport = NatsTransport(url, name="test", answers_under="_INBOX.mine")
+    await transport.connect()
+    await transport.bucket("things").put("one", b"1")
+    assert await transport.bucket("things").entries() == {"one": b"1"}
+    await transport.close()
+
+    stranger = NatsTransport(url, name="test")
+    await stranger.connect()
+    with pytest.raises(BucketUnavailable):
+        await stranger.bucket("things").entries()
+    await stranger.close()
 
 
 async def test_the_largest_payload_is_the_servers(private_nats_server: NatsServer) -> None:

@@ -1,0 +1,38 @@
+"""What the Dockerfile installs: from pyproject.toml's lists, for each image no more than its service needs."""
+
+import re
+import subprocess
+import sys
+
+from shared.ids import Service
+from tests.compose.docker import ROOT
+
+_INSTALLS = dict(
+    re.findall(r"FROM tools AS (\w+)-packages\nRUN .* sh install\.sh ([a-z ]+)", (ROOT / "Dockerfile").read_text())
+)
+"""The extras that each image has, by image."""
+
+
+def _requirements(*extras: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "deploy/docker/requirements.py", *extras]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_each_service_has_an_image_with_the_packages_of_its_own_extra() -> None:
+    targets = set(re.findall(r"FROM service AS (\w+)", (ROOT / "Dockerfile").read_text()))
+    assert targets == set(map(str, Service))
+    assert {service: _INSTALLS[service].strip() for service in Service} == {service: service for service in Service}
+
+
+def test_only_the_executors_image_has_torch() -> None:
+    with_torch = {image for image, extras in _INSTALLS.items() if "torch" in _requirements(*extras.split()).stdout}
+    assert with_torch == {"executor"}
+
+
+def test_the_packages_of_no_extra_are_what_every_service_needs() -> None:
+    names = [re.match(r"[\w-]+", line) for line in _requirements("scheduler").stdout.splitlines()]
+    assert [name and name[0] for name in names] == ["msgspec", "nats-py"]
+
+
+def test_an_extra_that_does_not_exist_fails_the_build() -> None:
+    assert _requirements("gatewya").returncode != 0

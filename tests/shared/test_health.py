@@ -1,0 +1,60 @@
+"""The question whether a service works, as a container's health check asks it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shared import health
+
+
+def _ask(**environ: str) -> tuple[int, str]:
+    """Exit status and complaint of `python -m shared.health`."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "shared.health"],
+        env={"PATH": os.environ["PATH"]} | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_a_file_that_was_just_touched_is_healthy(tmp_path: Path) -> None:
+    file = tmp_path / "healthy"
+    health.touch(file)
+    assert health.complaint(file, time.time()) is None
+    assert _ask(SHOAL_HEALTH_FILE=str(file)) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_healthy"), [(health.STALE_AFTER_S - 0.1, True), (health.STALE_AFTER_S + 0.1, False)]
+)
+def test_a_file_is_healthy_for_as_long_as_its_limit_says(tmp_path: Path, age_s: float, is_healthy: bool) -> None:
+    file = tmp_path / "healthy"
+    health.touch(file)
+    os.utime(file, (1_000.0, 1_000.0))
+    assert (health.complaint(file, 1_000.0 + age_s) is None) == is_healthy
+
+
+def test_touching_again_makes_a_stale_file_healthy(tmp_path: Path) -> None:
+    file = tmp_path / "healthy"
+    file.touch()
+    os.utime(file, (1.0, 1.0))
+    assert _ask(SHOAL_HEALTH_FILE=str(file))[0] == 1
+    health.touch(file)
+    assert _ask(SHOAL_HEALTH_FILE=str(file)) == (0, "")
+
+
+def test_a_process_that_has_not_started_yet_is_not_healthy(tmp_path: Path) -> None:
+    status, complaint = _ask(SHOAL_HEALTH_FILE=str(tmp_path / "healthy"))
+    assert status == 1
+    assert complaint.startswith("not started: ")
+
+
+def test_without_the_setting_the_question_cannot_be_answered() -> None:
+    assert _ask() == (1, "SHOAL_HEALTH_FILE is not set\n")
