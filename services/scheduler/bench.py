@@ -40,6 +40,8 @@ _MAX_OUTPUT: Final = 8192
 _STEP_S: Final = 0.03
 _NUM_TENANTS: Final = 8
 _VOCABULARY: Final = 50_000
+_MAX_DRAFT_TOKENS: Final = 11
+"""The executor may be allowed guesses, and finds nothing to guess."""
 _MAX_PLAN_BYTES: Final = 1 << 30
 """No limit: messages are not what is measured."""
 
@@ -53,7 +55,15 @@ class SteadyDecode:
         self._plans: deque[StepPlan] = deque()
         num_blocks = num_running * (_MAX_PROMPT + _MAX_OUTPUT) // _BLOCK_SIZE
         max_model_len = _MAX_PROMPT + _MAX_OUTPUT
-        capacity = ExecutorCapacity("model", num_blocks, _BLOCK_SIZE, num_running, max_model_len, num_running + 8192)
+        capacity = ExecutorCapacity(
+            "model",
+            num_blocks,
+            _BLOCK_SIZE,
+            num_running,
+            max_model_len,
+            max_step_tokens=num_running + 8192,
+            max_draft_tokens=_MAX_DRAFT_TOKENS,
+        )
         self._fleet = Fleet(self._make_scheduler)
         self._fleet.add_executor(_EXECUTOR, capacity)
         for arrival in range(num_running):

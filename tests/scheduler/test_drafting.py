@@ -41,10 +41,14 @@ def taught(drafting: Drafting, num_right: int, *, of: int) -> Choice:
     return choice
 
 
+def allowed(drafting: Drafting, choice: Choice) -> int:
+    return drafting.num_tokens(choice, drafting.price)
+
+
 def test_one_output_on_a_machine_that_reads_its_weights_anyway_guesses_much() -> None:
     drafting = drafting_of(num_rows=1, row_s=0.0008)
-    assert drafting.num_tokens(taught(drafting, 8, of=8)) == 8
-    assert 1 <= drafting.num_tokens(output_of()) <= 4
+    assert allowed(drafting, taught(drafting, 8, of=8)) == 8
+    assert 1 <= allowed(drafting, output_of()) <= 4
 
 
 def test_guesses_that_are_wrong_end_by_themselves_but_for_a_trial_now_and_then() -> None:
@@ -52,7 +56,7 @@ def test_guesses_that_are_wrong_end_by_themselves_but_for_a_trial_now_and_then()
     choice = taught(drafting, 0, of=4)
     lengths = []
     for token in range(64):
-        lengths.append(drafting.num_tokens(choice))
+        lengths.append(allowed(drafting, choice))
         choice.append(token, None)
     assert sum(lengths) == lengths.count(1) == 2
 
@@ -60,18 +64,18 @@ def test_guesses_that_are_wrong_end_by_themselves_but_for_a_trial_now_and_then()
 def test_many_outputs_guess_only_what_is_nearly_certain() -> None:
     drafting = drafting_of(num_rows=64, row_s=0.001)
     certain, doubtful = taught(drafting, 8, of=8), taught(drafting, 3, of=8)
-    assert drafting.num_tokens(certain) > 0
-    assert drafting.num_tokens(doubtful) == 0
-    assert drafting_of(num_rows=1, row_s=0.001).num_tokens(doubtful) > 0
+    assert allowed(drafting, certain) > 0
+    assert allowed(drafting, doubtful) == 0
+    assert allowed(drafting_of(num_rows=1, row_s=0.001), doubtful) > 0
 
 
 def test_an_output_whose_trial_goes_well_guesses_again() -> None:
     drafting = drafting_of(num_rows=4, row_s=0.001)
     choice = taught(drafting, 0, of=4)
-    assert drafting.num_tokens(choice) == 0
+    assert allowed(drafting, choice) == 0
     for _ in range(10):
         drafting.guessed(choice, 1, 1)
-    assert drafting.num_tokens(choice) > 0
+    assert allowed(drafting, choice) > 0
 
 
 def running_bench(*, max_draft_tokens: int = 4, max_tokens: int = 100, num_blocks: int = 64) -> tuple[Bench, Request]:

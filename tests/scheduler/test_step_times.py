@@ -50,7 +50,7 @@ def test_a_machine_that_changes_is_followed() -> None:
 
 def test_times_that_make_no_sense_teach_nothing() -> None:
     times = StepTimes()
-    for duration_s in (-1.0, 0.0, float("nan"), float("inf"), 1e9):
+    for duration_s in (-1.0, 0.0, 5e-324, float("nan"), float("inf"), 1e9):
         assert not times.observe(5, 3, duration_s)
     assert not times.observe(0, 3, 0.1)
     assert times.time is None

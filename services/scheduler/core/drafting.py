@@ -31,9 +31,9 @@ class Drafting:
         self._times = times
         self._weight = self._yield = 0.0
 
-    def num_tokens(self, choice: Choice) -> int:
-        """How many an output may have guessed in the next step."""
-        price, likelihood = self._price(), choice.draft_success
+    def num_tokens(self, choice: Choice, price: float) -> int:
+        """How many an output may have guessed in the next step, at the `price` of that step."""
+        likelihood = choice.draft_success
         num_tokens, right = 0, likelihood
         while num_tokens < self.max_tokens and right > price:
             num_tokens += 1
@@ -52,7 +52,8 @@ class Drafting:
         self._weight = self._weight * _MEMORY + 1
         self._yield = self._yield * _MEMORY + num_tokens
 
-    def _price(self) -> float:
+    @property
+    def price(self) -> float:
         """How likely a guess must be right to pay: what a row takes, over what a token takes on average, prompts not
         counted."""
         time = self._times.time

@@ -10,7 +10,7 @@ Who goes first, who gives way and how much a step holds are decided by collabora
 from array import array
 from bisect import insort
 from collections.abc import Iterable, Mapping
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter
 from typing import Final
 
@@ -164,7 +164,10 @@ class Scheduler:
         self.experience.step_took(step.shape, sum(result.num_drafted), len(result.token_ids), result.duration_s)
         self.blocks.busy_s += result.duration_s
         failures = {failure.row: failure.reason for failure in result.failures}
-        if result.num_tokens or step.max_drafts:
+        for row, num_allowed in enumerate(step.max_drafts):
+            if num_allowed:
+                step.sampled[row].num_drafts_in_flight -= num_allowed
+        if result.num_tokens:
             return self._apply_drafted(step, result, failures)
         logprobs = result.logprobs or (None,) * len(step.sampled)
         events: list[Event] = []
@@ -180,15 +183,13 @@ class Scheduler:
         return events
 
     def _apply_drafted(self, step: PlannedStep, result: StepResult, failures: Mapping[int, str]) -> list[Event]:
-        """`apply` for a step that was allowed guesses: a row may have several tokens."""
+        """`apply` for a step that made guesses: a row may have several tokens."""
         events: list[Event] = []
-        counts: Iterable[int] = result.num_tokens or repeat(1)
-        drafted: Iterable[int] = result.num_drafted or repeat(0)
         end = 0
-        for row, (choice, count, num_drafted) in enumerate(zip(step.sampled, counts, drafted, strict=False)):
+        rows = zip(step.sampled, result.num_tokens, result.num_drafted, strict=True)
+        for row, (choice, count, num_drafted) in enumerate(rows):
             start, end = end, end + count
             choice.num_in_flight -= 1
-            choice.num_drafts_in_flight -= step.allowed(row)
             self.experience.drafting.guessed(choice, num_drafted, count - 1)
             num_sampled = count - (row in failures)
             if num_sampled and choice.state is not ChoiceState.FINISHED:
@@ -273,11 +274,14 @@ class Scheduler:
         """
         num_left = min(self.capacity.max_step_drafts, self.limits.max_tokens - len(outputs))
         drafts: list[tuple[int, int]] = []
+        drafting = self.experience.drafting
+        price = drafting.price
         for row, choice in enumerate(outputs):
             if num_left <= 0:
                 break
+            if (num_wanted := drafting.num_tokens(choice, price)) == 0:
+                continue
             num_output = len(choice.output) + choice.num_in_flight + choice.num_drafts_in_flight
-            num_wanted = self.experience.drafting.num_tokens(choice)
             num_tokens = min(num_wanted, choice.request.max_tokens - num_output - 1, num_left)
             if num_tokens > 0 and self._grow_for_drafts(choice, num_tokens, row, grown):
                 drafts.append((row, num_tokens))

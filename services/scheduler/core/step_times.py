@@ -14,6 +14,7 @@ _USUAL_BASE_ROWS: Final = 4.0
 _USUAL_PROMPT_ROWS: Final = 0.5
 _LEAST_SHARE: Final = 0.01
 """Of what a row or token takes if the whole time is shared out evenly: noise must not make one free."""
+_MIN_STEP_S: Final = 1e-9
 MAX_STEP_S: Final = 3600.0
 """A time that is longer is none: a clock that jumped."""
 
@@ -51,7 +52,7 @@ class StepTimes:
 
     def observe(self, num_rows: int, num_prompt_tokens: int, duration_s: float) -> bool:
         """Learn from a step; False, and nothing learned, if it had no rows, or the time makes no sense."""
-        if not 0 < duration_s < MAX_STEP_S or num_rows == 0:
+        if not _MIN_STEP_S <= duration_s < MAX_STEP_S or num_rows == 0:
             return False
         self._fit = None
         self._weight = self._weight * _MEMORY + 1
