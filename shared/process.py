@@ -158,26 +158,42 @@ async def _run_until(stop: asyncio.Event, actor: Actor[Any], mesh: MeshConfig) -
 
 
 async def _show_health(actor: Actor[Any], file: Path) -> None:
-    """Touch `file` as long as the actor gets to its ticks, behind everything else in its mailbox, and is connected."""
+    """Touch `file` as long as the actor gets to its ticks, behind everything else in its mailbox, and is connected;
+    the file beside it also while it is not connected."""
     num_seen = actor.num_handled_ticks
     while True:
         await asyncio.sleep(health.TOUCH_INTERVAL_S)
-        if actor.num_handled_ticks != num_seen and actor.transport.is_connected:
+        if actor.num_handled_ticks != num_seen:
             num_seen = actor.num_handled_ticks
-            try:
-                health.touch(file)
-            except OSError as error:
-                log.warning("cannot say that this instance is healthy", extra={"error": str(error)})
+            _touch(health.alive_file(file))
+            if actor.transport.is_connected:
+                _touch(file)
+
+
+async def _show_life(file: Path | None) -> None:
+    """Say that this instance is alive: it may load for minutes, and wait for the broker for as long as that is away."""
+    while file is not None:
+        _touch(health.alive_file(file))
+        await asyncio.sleep(health.TOUCH_INTERVAL_S)
+
+
+def _touch(file: Path) -> None:
+    try:
+        health.touch(file)
+    except OSError as error:
+        log.warning("cannot say that this instance is healthy", extra={"error": str(error)})
 
 
 async def _start(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> Actor[Any]:
     connecting = asyncio.create_task(parts.transport.connect())
+    showing = asyncio.create_task(_show_life(parts.mesh.health_file))
     try:
         actor = await build(parts)
         await connecting
     finally:
-        connecting.cancel()  # and is waited for: nobody may close the transport while it still connects
-        await asyncio.gather(connecting, return_exceptions=True)
+        for task in (connecting, showing):
+            task.cancel()  # and is waited for: nobody may close the transport while it still connects
+        await asyncio.gather(connecting, showing, return_exceptions=True)
     return actor
 
 

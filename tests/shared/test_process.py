@@ -241,7 +241,7 @@ async def test_a_service_touches_its_health_file_while_it_works_and_not_before(s
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE_S):
         assert await process.stdout.readline() == b"building\n"
-    await asyncio.sleep(2 * health.TOUCH_INTERVAL_S)  # long enough to touch it, were it to
+    await _until_touched_again(health.alive_file(file))  # it loads for as long as it likes, and is alive
     assert not file.exists()
 
     await spawn(SHOAL_HEALTH_FILE=str(file))
@@ -261,9 +261,26 @@ async def test_without_a_connection_a_service_is_not_healthy(
     await _until(process, "lost the connection to NATS")
     await asyncio.sleep(health.TOUCH_INTERVAL_S)  # what it began to say before
     file.unlink(missing_ok=True)
-    await asyncio.sleep(3 * health.TOUCH_INTERVAL_S)
+    for _ in range(3):
+        await _until_touched_again(health.alive_file(file))  # without the broker too, so that nobody restarts it
     assert not file.exists()
     private_nats_server.start()
+    await _until_touched(file)
+
+
+async def test_a_service_that_waits_for_the_broker_from_its_start_is_alive(
+    spawn: Spawn, tmp_path: Path, private_nats_server: NatsServer
+) -> None:
+    file = tmp_path / "healthy"
+    await spawn(SHOAL_HEALTH_FILE=str(file), SHOAL_NATS_URL=private_nats_server.url)
+    for _ in range(3):
+        await _until_touched_again(health.alive_file(file))
+    assert not file.exists()
+
+
+async def _until_touched_again(file: Path) -> None:
+    await _until_touched(file)
+    file.unlink()
     await _until_touched(file)
 
 
