@@ -110,9 +110,9 @@ ENTRYPOINT ["python", "-m", "shared.cli"]
 
 FROM ${NATS_IMAGE} AS broker
 RUN mkdir -p /data && chown 10001:10001 /data
-COPY deploy/nats/nats.conf /etc/nats/shoal.conf
+COPY deploy/nats/nats.conf deploy/nats/users.conf /etc/nats/shoal/
 USER 10001:10001
-CMD ["nats-server", "--config", "/etc/nats/shoal.conf"]
+CMD ["nats-server", "--config", "/etc/nats/shoal/nats.conf"]
 
 FROM ${HAPROXY_IMAGE} AS front
 COPY deploy/haproxy/haproxy.cfg /usr/local/etc/haproxy/haproxy.cfg
