@@ -246,7 +246,7 @@ async def test_a_service_touches_its_health_file_while_it_works_and_not_before(s
 
     await spawn(SHOAL_HEALTH_FILE=str(file))
     await _until_touched(file)
-    file.unlink()
+    await asyncio.to_thread(file.unlink)
     await _until_touched(file)
 
 
@@ -280,7 +280,7 @@ async def test_a_service_that_waits_for_the_broker_from_its_start_is_alive(
 
 async def _until_touched_again(file: Path) -> None:
     await _until_touched(file)
-    file.unlink()
+    await asyncio.to_thread(file.unlink)
     await _until_touched(file)
 
 
