@@ -22,6 +22,7 @@ from shared.clock import Clock, SystemClock
 from shared.config import Config, MeshConfig
 from shared.errors import ConfigError, OperatorError
 from shared.ids import Service, new_instance_id
+from shared.telemetry.metering import MetricsSettings, metering
 from shared.transport import Transport
 from shared.transport.nats import NatsTransport
 
@@ -145,7 +146,8 @@ async def _start_unless(
 
 
 async def _run_until(stop: asyncio.Event, actor: Actor[Any], mesh: MeshConfig) -> None:
-    async with actor:
+    metrics = MetricsSettings.of(mesh.metrics_host, mesh.metrics_port, os.environ)
+    async with actor, metering(actor, metrics):
         log.info("started")
         beside = [asyncio.create_task(_drain_on(stop, actor, mesh.drain_deadline_s))]
         if mesh.health_file is not None:

@@ -21,6 +21,7 @@ from shared.ids import InstanceId, Service
 from shared.messages import AttachExecutor, Presence
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
+from tests.shared.telemetry.scrape import fetch, scrape
 from tests.shared.transport.receiver import PATIENCE_S, Receiver, settle
 
 Spawn = Callable[..., Awaitable[Process]]
@@ -292,3 +293,14 @@ async def _until_touched(file: Path) -> None:
             time.sleep(0.05)
 
     await asyncio.to_thread(wait)
+
+
+async def test_metrics_and_probes_have_a_port_of_their_own(spawn: Spawn) -> None:
+    port = free_port()
+    process = await spawn(SHOAL_METRICS_PORT=str(port))
+    await _until(process, "showing metrics")
+    page = await scrape(f"http://127.0.0.1:{port}")
+    assert page.value("shoal_broker_connected") == 1
+    assert (await fetch(f"http://127.0.0.1:{port}/readyz"))[0] == 200
+    process.send_signal(signal.SIGTERM)
+    assert (await _end(process))[0] == 0
