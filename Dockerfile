@@ -67,6 +67,9 @@ RUN python3 -m compileall -q /app
 FROM base AS service
 COPY --from=code /app/shared /app/shared
 COPY --from=code /app/services/__init__.py /app/services/__init__.py
+ENV SHOAL_METRICS_HOST=0.0.0.0 \
+    SHOAL_METRICS_PORT=9464
+EXPOSE 9464
 HEALTHCHECK --interval=2s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-S", "-m", "shared.health"]
 USER 10001:10001
 

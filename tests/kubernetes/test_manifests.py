@@ -174,12 +174,11 @@ def test_every_mount_has_its_volume_and_only_the_pull_may_write_models(name: str
 
 @builds
 def test_metrics_are_read_where_they_are_said(name: str) -> None:
-    objects = build(name)
+    (port,) = re.findall(r"SHOAL_METRICS_PORT=(\d+)", (ROOT / "Dockerfile").read_text())
+    assert "SHOAL_METRICS_HOST=0.0.0.0" in (ROOT / "Dockerfile").read_text()
     for service in SERVICES:
-        template = pods(objects)[service]
-        container = main_container(template)
-        (port,) = [each["value"] for each in container["env"] if each["name"] == "SHOAL_METRICS_PORT"]
-        assert _ports(container)["metrics"] == int(port)
+        template = pods(build(name))[service]
+        assert _ports(main_container(template))["metrics"] == int(port)
         assert template["metadata"]["annotations"]["prometheus.io/port"] == port
 
 
