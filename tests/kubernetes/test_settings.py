@@ -1,13 +1,13 @@
 """What the manifests tell services is what these take: each is told as a container would be, and its settings read."""
 
-import importlib
 import re
 from typing import Final
 
 import pytest
 
-from shared.config import Config, MeshConfig, load
+from shared.config import MeshConfig, load
 from tests.kubernetes.manifests import BUILDS, ROOT, SERVICES, build, environ, main_container, pods
+from tests.kubernetes.settings import config_of
 
 _LIKELY: Final = {
     "SHOAL_INSTANCE_NAME": "executor-5d9c7b",
@@ -26,15 +26,10 @@ def test_a_service_takes_all_that_it_is_told(name: str, service: str) -> None:
     told = _of_image() | environ(objects, main_container(pods(objects)[service]))
     told = {key: _LIKELY[key] if value == "?" else value for key, value in told.items()}
     told["SHOAL_NATS_URL"] = told["SHOAL_NATS_URL"].replace("$(NATS_PASSWORD)", told["NATS_PASSWORD"])
-    for kind in (MeshConfig, _kind(service)):
+    for kind in (MeshConfig, config_of(service)):
         load(kind, told)
 
 
 def _of_image() -> dict[str, str]:
     """What the Dockerfile says to every service."""
     return dict(re.findall(r"(SHOAL_(?!GATEWAY)\w+)=(\S+)", (ROOT / "Dockerfile").read_text()))
-
-
-def _kind(service: str) -> type[Config]:
-    kind: type[Config] = getattr(importlib.import_module(f"services.{service}.config"), f"{service.title()}Config")
-    return kind
