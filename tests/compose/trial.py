@@ -162,6 +162,12 @@ class Trial:
             for layer in reversed(ours)
         ]
 
+    def says_it_is_alive(self) -> None:
+        """The question of Kubernetes' liveness probes is answered too."""
+        for name in SERVICES:
+            self.project.compose("exec", "-T", name, "python", "-S", "-m", "shared.health", "--alive")
+        say("every service says that it is alive")
+
     def shows_metrics(self) -> None:
         """Every container answers on the port of metrics, and says of which version it is."""
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -222,6 +228,7 @@ def try_everything(trial: Trial, max_scale: int) -> None:
     trial.up(1)
     trial.chat()
     trial.is_confined()
+    trial.says_it_is_alive()
     trial.shows_metrics()
     trial.streams_whole()
     for service in SERVICES:  # the only one: what runs waits for it to come back
