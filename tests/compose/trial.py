@@ -156,10 +156,11 @@ class Trial:
         """What of the Dockerfile added how much to an image, where it was more than a few files."""
         history = self.project.docker("history", "--no-trunc", "--human=false", "--format", "{{json .}}", image)
         layers = [json.loads(line) for line in history.splitlines()]
-        ours = [layer for layer in layers if " /opt/shoal" in layer["CreatedBy"] or " /app" in layer["CreatedBy"]]
+        of_files = [layer for layer in layers if re.search(" /(opt/shoal|app/)", layer["CreatedBy"])]
         return [
             f"{re.sub('.* ', '', layer['CreatedBy'].partition(' #')[0])} {int(layer['Size']) / 1e6:.1f} MB"
-            for layer in reversed(ours)
+            for layer in reversed(of_files)
+            if int(layer["Size"]) > 50_000
         ]
 
     def says_it_is_alive(self) -> None:
