@@ -133,6 +133,8 @@ async def test_request_that_an_idle_executor_takes_over_has_migrated(mesh: Mesh,
 
 
 async def test_refusals_have_their_code(mesh: Mesh, scrape: Scrape) -> None:
+    mesh.executor.is_working = False
+    await mesh.submit("open")  # without it the scheduler would leave at once
     await mesh.submit("long", prompt=[1] * 10_000)
     await mesh.until(lambda: mesh.gateway.of(RequestRefused))
     mesh.service.drain(60)
@@ -188,6 +190,13 @@ async def test_tokens_that_came_after_the_end_are_unused(mesh: Mesh, scrape: Scr
     assert page.value("shoal_scheduler_output_tokens_unused_total") == sampled - output
 
 
+async def run_plan(mesh: Mesh, number: int) -> None:
+    """Have an executor that does not work by itself run one plan."""
+    await mesh.until(lambda: len(mesh.executor.of(RunStep)) > number)
+    await mesh.executor.run(mesh.executor.of(RunStep)[number])
+    await mesh.settle()
+
+
 async def stop_after(mesh: Mesh, num_tokens: int, name: str = "r", index: int = 0) -> None:
     await mesh.detokenizer.send(StopStringFound(RequestId(name), index, num_tokens))
     await mesh.settle()
@@ -197,9 +206,7 @@ async def test_what_is_sampled_after_a_stop_string_is_cut_once(mesh: Mesh, scrap
     mesh.executor.is_working = False
     await mesh.submit("r", max_tokens=50)
     for number in range(6):
-        await mesh.until(lambda number=number: len(mesh.executor.of(RunStep)) > number)
-        await mesh.executor.run(mesh.executor.of(RunStep)[number])
-        await mesh.settle()
+        await run_plan(mesh, number)
     num_before = len(mesh.detokenizer.tokens("r"))
     assert num_before > 2
     for _ in range(3):
@@ -237,9 +244,7 @@ async def test_stop_string_of_a_choice_that_ended_by_itself_is_taken_off_too(mes
     await mesh.submit("r", max_tokens=8, num_choices=2, end_token_ids=(end,))
     number = 0
     while not any(entry.index == 0 and entry.finish_reason for entry in mesh.detokenizer.entries("r")):
-        await mesh.until(lambda number=number: len(mesh.executor.of(RunStep)) > number)
-        await mesh.executor.run(mesh.executor.of(RunStep)[number])
-        await mesh.settle()
+        await run_plan(mesh, number)
         number += 1
     await stop_after(mesh, 1)
     await stop_after(mesh, 1)
