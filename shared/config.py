@@ -68,6 +68,9 @@ class MeshConfig(Config):
         "json: an event a line; pretty: for people; auto: by terminal",
         choices=("auto", "json", "pretty"),
     )
+    log_content: bool = setting(
+        False, "write prompts and outputs into the gateways' logs; who reads the logs then reads all conversations"
+    )
     health_file: Path | None = setting(
         None, "file to touch while this instance handles messages and is connected; `python -m shared.health` reads it"
     )

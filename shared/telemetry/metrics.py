@@ -117,6 +117,22 @@ class Tally:
         self.counts[labels] = self.counts.get(labels, 0) + amount
 
 
+class Names:
+    """Bounds what a label can be: the first so many names stand for themselves, all later ones are `_other`."""
+
+    def __init__(self, max_names: int) -> None:
+        self._names: set[str] = set()
+        self._max_names = max_names
+
+    def of(self, name: str) -> str:
+        """The label for a name."""
+        if name not in self._names:
+            if len(self._names) >= self._max_names:
+                return OTHER
+            self._names.add(name)
+        return name
+
+
 Instrument = Reading | Histogram
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from shared.telemetry.metrics import MetricsPage
+
 
 class Page:
     """The metrics of one process at one moment."""
@@ -48,6 +50,13 @@ async def scrape(address: str) -> Page:
     status, text = await fetch(f"{address}/metrics")
     assert status == 200, text
     return Page(text)
+
+
+async def read(shown: MetricsPage | None) -> Page:
+    """The metrics of this moment, without a port."""
+    assert shown is not None
+    body, _ = await shown.render()
+    return Page(body.decode())
 
 
 def _fetch(url: str) -> tuple[int, str]:
