@@ -97,6 +97,7 @@ def test_an_executor_with_devices_is_an_executor_in_everything_else() -> None:
 def test_nothing_is_sent_unless_somebody_says_where_to() -> None:
     for service in map(str, Service):
         assert _expand(SERVICES[service]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]) == ""
+        assert _expand(SERVICES[service]["environment"]["OTEL_METRICS_EXPORTER"]) == "none"  # they are read instead
 
 
 @pytest.mark.parametrize("service", [*map(str, Service)])

@@ -30,6 +30,14 @@ def test_a_service_takes_all_that_it_is_told(name: str, service: str) -> None:
         load(kind, told)
 
 
+def test_who_sends_traces_does_not_send_metrics_too() -> None:
+    objects = build("everything")
+    for service in SERVICES:
+        told = environ(objects, main_container(pods(objects)[service]))
+        assert told["OTEL_EXPORTER_OTLP_ENDPOINT"].endswith(":4318")  # as the NetworkPolicy lets through
+        assert told["OTEL_METRICS_EXPORTER"] == "none"
+
+
 def _of_image() -> dict[str, str]:
     """What the Dockerfile says to every service."""
     return dict(re.findall(r"(SHOAL_(?!GATEWAY)\w+)=(\S+)", (ROOT / "Dockerfile").read_text()))
