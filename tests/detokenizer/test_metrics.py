@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from shared.actor import Tick
 from shared.ids import RequestId
 from shared.messages import DecodeTokens, FinishReason, Outcome, RequestClosed, TextOptions, Usage
 from shared.telemetry.metering import MetricsSettings, metering
@@ -77,9 +78,7 @@ async def test_requests_that_are_quiet_are_forgotten(mesh: Mesh) -> None:
         await mesh.scheduler.send(DecodeTokens(SCHEDULER, (opened("a"),), (mesh.entry("a", 0, "the"),)))
         await mesh.gateway.receive_texts()
         mesh.clock.advance(100)
-        before = mesh.service.num_handled_ticks
-        while mesh.service.num_handled_ticks < before + 2:
-            await mesh.tick()
+        await mesh.service.handle(Tick())
         page = await read(made.page)
     assert page.value("shoal_detokenizer_requests_forgotten_total") == 1
     assert page.value("shoal_detokenizer_requests_open") == 0
