@@ -48,7 +48,7 @@ def usage_of(request: OpenRequest, end: End) -> Usage | None:
     if not request.stream.is_accepted and said is None:
         return None
     return Usage(
-        num_prompt_tokens=said.num_prompt_tokens if said else request.num_prompt_tokens,
+        num_prompt_tokens=max(said.num_prompt_tokens if said else 0, request.num_prompt_tokens),
         num_cached_tokens=said.num_cached_tokens if said else 0,
         num_output_tokens=_num_delivered(request),
     )
