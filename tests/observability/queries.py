@@ -67,6 +67,12 @@ def _without_variables(text: str) -> str:
     return text.replace("$__rate_interval", "1m").replace("$job", "gateway").replace("$instance", ".*")
 
 
+def asked_for(query: Query) -> set[str]:
+    """The names of the series of Shoal's that a query asks for."""
+    names = {selector.name or _name_in(selector) for selector in _Whole(promql_parser.parse(query.text)).selectors}
+    return {name for name in names if not _NOT_OURS.fullmatch(name)}
+
+
 def complaints(query: Query, known: Mapping[str, Promised]) -> Iterator[str]:
     """What is wrong with a query: with its grammar, or with what it asks for. `known` is by series."""
     try:
