@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import json
 import re
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,19 +10,12 @@ from typing import Any, Final
 import nats.errors
 import nats.js.errors
 import pytest
-import yaml
 from nats.aio.client import Client
 
-from shared.cli.mesh.ports import free_port
-from shared.ids import Service
 from tests.conftest import NatsServer
-from tests.kubernetes.manifests import KUBERNETES, ROOT
+from tests.kubernetes.broker import SMALL, USERS, VALUES, three_servers, url, values
+from tests.kubernetes.manifests import ROOT
 
-VALUES: Final = KUBERNETES / "nats/values.yaml"
-SMALL: Final = KUBERNETES / "nats/values-small.yaml"
-USERS: Final = (*map(str, Service), "operator")
-PASSWORDS: Final = {user: f"{number}e{secrets.token_hex(8)}" for number, user in enumerate(USERS)}
-"""Each looks like a number at its beginning."""
 PATIENCE_S: Final = 20.0
 
 _CHART: Final = {
@@ -38,24 +28,8 @@ _CHART: Final = {
 """Values that the chart's documentation names. Below `merge`, `env` and the like, names are those of what is merged."""
 
 
-def _values(*files: Path) -> dict[str, Any]:
-    """As Helm merges the files: maps key by key, everything else as the later file has it."""
-    merged: dict[str, Any] = {}
-    for file in files:
-        _merge(merged, yaml.safe_load(file.read_text()))
-    return merged
-
-
-def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for key, value in more.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
-
-
-def _paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    for key, value in values.items():
+def _paths(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for key, value in tree.items():
         path = f"{above}{key}"
         if path in _CHART or not isinstance(value, dict):
             yield path
@@ -65,23 +39,23 @@ def _paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("file", [VALUES, SMALL], ids=["values.yaml", "values-small.yaml"])
 def test_every_value_is_one_that_the_chart_has(file: Path) -> None:
-    assert set(_paths(_values(file))) <= _CHART
+    assert set(_paths(values(file))) <= _CHART
 
 
 def test_three_servers_are_never_two_on_one_node() -> None:
-    values = _values(VALUES)
-    assert values["config"]["cluster"] == {"enabled": True, "replicas": 3}
-    spread = values["podTemplate"]["topologySpreadConstraints"]["kubernetes.io/hostname"]
+    chosen = values(VALUES)
+    assert chosen["config"]["cluster"] == {"enabled": True, "replicas": 3}
+    spread = chosen["podTemplate"]["topologySpreadConstraints"]["kubernetes.io/hostname"]
     assert spread == {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
-    assert _values(VALUES, SMALL)["config"]["cluster"]["enabled"] is False
+    assert values(VALUES, SMALL)["config"]["cluster"]["enabled"] is False
 
 
 def test_the_broker_is_as_confined_as_its_namespace_demands() -> None:
-    values = _values(VALUES)
-    pod = values["podTemplate"]["merge"]["spec"]["securityContext"]
+    chosen = values(VALUES)
+    pod = chosen["podTemplate"]["merge"]["spec"]["securityContext"]
     assert pod["runAsNonRoot"] is True
     assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in (values["container"], values["reloader"]):
+    for container in (chosen["container"], chosen["reloader"]):
         assert container["merge"]["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -91,11 +65,11 @@ def test_the_broker_is_as_confined_as_its_namespace_demands() -> None:
 
 def test_messages_may_be_as_large_as_in_compose() -> None:
     (in_compose,) = re.findall(r"max_payload: (\d+)", (ROOT / "deploy/nats/nats.conf").read_text())
-    assert _values(VALUES)["config"]["merge"]["max_payload"] == int(in_compose)
+    assert values(VALUES)["config"]["merge"]["max_payload"] == int(in_compose)
 
 
 def test_users_are_in_one_file_and_the_command_that_installs_says_so() -> None:
-    merged = _values(VALUES)["config"]["merge"]
+    merged = values(VALUES)["config"]["merge"]
     assert merged["00$include"] == "users.conf"
     assert "authorization" not in merged
     option = r"--set-file 'configMap.merge.data.users\.conf=deploy/nats/users.conf'"
@@ -104,7 +78,7 @@ def test_users_are_in_one_file_and_the_command_that_installs_says_so() -> None:
 
 
 def test_every_password_that_the_users_have_comes_from_the_secret() -> None:
-    variables = _values(VALUES)["container"]["env"]
+    variables = values(VALUES)["container"]["env"]
     asked_for = set(re.findall(r"\$(\w+_PASSWORD)", (ROOT / "deploy/nats/users.conf").read_text()))
     assert asked_for == {f"{user.upper()}_PASSWORD" for user in USERS}
     for user in USERS:
@@ -112,40 +86,11 @@ def test_every_password_that_the_users_have_comes_from_the_secret() -> None:
     assert asked_for <= set(variables)
 
 
-def _environ() -> dict[str, str]:
-    """The variables of a server's container: in the chart's order, each made of those before it, as Kubernetes does."""
-    told: dict[str, str] = {}
-    for name, value in sorted(_values(VALUES)["container"]["env"].items()):
-        if isinstance(value, str):
-            told[name] = re.sub(r"\$\((\w+)\)", lambda found: told.get(found[1], found[0]), value)
-        else:
-            told[name] = PASSWORDS[value["valueFrom"]["secretKeyRef"]["key"]]
-    return told
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServer]]:
-    """Three servers as the chart would start them, each with the others for its routes."""
-    servers = [NatsServer(tmp_path_factory.mktemp(f"nats-{number}")) for number in range(3)]
-    routes = [free_port() for _ in servers]
-    merged = _values(VALUES)["config"]["merge"]
-    for number, server in enumerate(servers):
-        server.name = f"nats-{number}"
-        others = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
-        server.config = "".join(
-            f'include "{value}"\n' if key.endswith("$include") else f"{key}: {json.dumps(value)}\n"
-            for key, value in merged.items()
-        )
-        server.config += f'cluster {{ name: nats, listen: "127.0.0.1:{routes[number]}", routes: [{others}] }}\n'
-        shutil.copy(ROOT / "deploy/nats/users.conf", server.folder)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in _environ().items():
-            patch.setenv(name, value)
-        for server in servers:
-            server.start()
-    yield servers
-    for server in servers:
-        server.stop()
+    """Three servers as the chart would start them."""
+    with three_servers(tmp_path_factory.mktemp) as servers:
+        yield servers
 
 
 @contextlib.asynccontextmanager
@@ -155,8 +100,7 @@ async def _as(server: NatsServer, user: str) -> Any:
     async def on_error(error: Exception) -> None:
         refusals.put_nowait(str(error))
 
-    url = server.url.replace("://", f"://{user}:{PASSWORDS[user]}@")
-    await client.connect(url, error_cb=on_error, allow_reconnect=False)
+    await client.connect(url(server, user), error_cb=on_error, allow_reconnect=False)
     try:
         yield client, refusals
     finally:
