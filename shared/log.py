@@ -24,6 +24,11 @@ def configure(*, name: str, level: str, style: str, stream: TextIO = sys.stderr)
     root.setLevel(level.upper())
 
 
+def about(request_id: str, trace_id: str = "") -> dict[str, Any]:
+    """The fields of every event about a request; `trace_id` only if it has a trace."""
+    return {"request_id": request_id} | ({"trace_id": trace_id} if trace_id else {})
+
+
 def without_passwords(urls: str) -> str:
     """The text with what stands between `://` and `@` in each address hidden."""
     return re.sub(r"://[^@/\s]*@", "://(hidden)@", urls)

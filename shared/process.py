@@ -22,6 +22,7 @@ from shared.clock import Clock, SystemClock
 from shared.config import Config, MeshConfig
 from shared.errors import ConfigError, OperatorError
 from shared.ids import Service, new_instance_id
+from shared.telemetry.metering import MetricsSettings, metering
 from shared.transport import Transport
 from shared.transport.nats import NatsTransport
 
@@ -145,7 +146,8 @@ async def _start_unless(
 
 
 async def _run_until(stop: asyncio.Event, actor: Actor[Any], mesh: MeshConfig) -> None:
-    async with actor:
+    metrics = MetricsSettings.of(mesh.metrics_host, mesh.metrics_port, os.environ)
+    async with actor, metering(actor, metrics):
         log.info("started")
         beside = [asyncio.create_task(_drain_on(stop, actor, mesh.drain_deadline_s))]
         if mesh.health_file is not None:
@@ -158,26 +160,42 @@ async def _run_until(stop: asyncio.Event, actor: Actor[Any], mesh: MeshConfig) -
 
 
 async def _show_health(actor: Actor[Any], file: Path) -> None:
-    """Touch `file` as long as the actor gets to its ticks, behind everything else in its mailbox, and is connected."""
+    """Touch `file` as long as the actor gets to its ticks, behind everything else in its mailbox, and is connected;
+    the file beside it also while it is not connected."""
     num_seen = actor.num_handled_ticks
     while True:
         await asyncio.sleep(health.TOUCH_INTERVAL_S)
-        if actor.num_handled_ticks != num_seen and actor.transport.is_connected:
+        if actor.num_handled_ticks != num_seen:
             num_seen = actor.num_handled_ticks
-            try:
-                health.touch(file)
-            except OSError as error:
-                log.warning("cannot say that this instance is healthy", extra={"error": str(error)})
+            _touch(health.alive_file(file))
+            if actor.transport.is_connected:
+                _touch(file)
+
+
+async def _show_life(file: Path | None) -> None:
+    """Say that this instance is alive: it may load for minutes, and wait for the broker for as long as that is away."""
+    while file is not None:
+        _touch(health.alive_file(file))
+        await asyncio.sleep(health.TOUCH_INTERVAL_S)
+
+
+def _touch(file: Path) -> None:
+    try:
+        health.touch(file)
+    except OSError as error:
+        log.warning("cannot say that this instance is healthy", extra={"error": str(error)})
 
 
 async def _start(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> Actor[Any]:
     connecting = asyncio.create_task(parts.transport.connect())
+    showing = asyncio.create_task(_show_life(parts.mesh.health_file))
     try:
         actor = await build(parts)
         await connecting
     finally:
-        connecting.cancel()  # and is waited for: nobody may close the transport while it still connects
-        await asyncio.gather(connecting, return_exceptions=True)
+        for task in (connecting, showing):
+            task.cancel()  # and is waited for: nobody may close the transport while it still connects
+        await asyncio.gather(connecting, showing, return_exceptions=True)
     return actor
 
 

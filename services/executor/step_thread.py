@@ -44,6 +44,8 @@ class StepFinished:
     num_tokens: int
     """Rows of the forward pass."""
     result: StepResult
+    num_rows: int = 0
+    """Choices that had a part in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +102,4 @@ class StepThread:
     def _step(self, epoch: int, plan: StepPlan) -> None:
         if epoch == self._epoch:
             result = self._runner.run(plan)
-            self._report(StepFinished(epoch, sum(plan.counts) + sum(result.num_drafted), result))
+            self._report(StepFinished(epoch, sum(plan.counts) + sum(result.num_drafted), result, len(plan.counts)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from services.gateway.attachments import Attachments
-from services.gateway.channel import Channel, draft_of, failed
+from services.gateway.channel import Channel, draft_of, failed, operation_in
 from services.gateway.frames import CancelOpenRequest, CreateRequest, ResumeRequest, ServerMessage
 from services.gateway.keys import Caller
 from services.gateway.mesh import Mesh
@@ -69,6 +69,7 @@ class Channels:
     async def create(self, message: CreateRequest) -> None:
         """Begin a request. Raises DuplicateId; any other refusal is the request's terminal message."""
         if message.id in self._channels:
+            self._mesh.metrics.request_refused(operation_in(message), DuplicateId.code)
             raise DuplicateId(message.id)
         try:
             self._check_room()
@@ -77,6 +78,7 @@ class Channels:
             is_resumable = draft.answer.is_resumable
             streams = self._mesh.admit(draft, self._caller, client=presentation.pack() if is_resumable else b"")
         except RequestError as error:
+            self._mesh.metrics.request_refused(operation_in(message), error.code)
             self._refuse(error, name=message.id)
             return
         self._open(

@@ -27,6 +27,11 @@ Choose = Callable[[str], InstanceId | None]
 """The scheduler to give a request for a model to, if there is one."""
 
 
+def nobody(_model: str) -> InstanceId | None:
+    """Who chooses no scheduler, ever."""
+    return None
+
+
 class Handover:
     """Gives requests to schedulers. What it raises is Unavailable: the request cannot go on."""
 

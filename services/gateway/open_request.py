@@ -50,6 +50,8 @@ class OpenRequest:
     asked_at: float = -math.inf
     ask_pause_s: float = 0.0
     num_incomplete_ends: int = 0
+    first_token_at: float | None = None
+    """When the first token came that this gateway heard of."""
     detokenizer_id: InstanceId | None = None
     """Known from its first text on."""
     bereft_at: float | None = None

@@ -1,9 +1,11 @@
 """The gateway's actor: takes what arrives from the mesh, keeps time, and runs the HTTP server beside its mailbox."""
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from services.gateway.config import GatewayConfig
 from services.gateway.http import HttpServer
+from services.gateway.instruments import gateway_instruments
 from services.gateway.mesh import Mesh
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
@@ -24,15 +26,25 @@ from shared.messages import (
     TextProduced,
     TokensDetokenized,
 )
+from shared.telemetry.metrics import Instrument, MetricsPage
 from shared.transport import Transport
 
 
 class Gateway(Actor[GatewayInbound]):
     """One gateway instance."""
 
-    def __init__(self, identity: Identity, transport: Transport, clock: Clock, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        transport: Transport,
+        clock: Clock,
+        config: GatewayConfig,
+        *,
+        logs_content: bool = False,
+    ) -> None:
+        """`logs_content`: write prompts and outputs into the log."""
         super().__init__(identity, transport, GatewayInbound, clock)
-        self.mesh = Mesh(identity.instance_id, transport, clock, config)
+        self.mesh = Mesh(identity.instance_id, transport, clock, config, logs_content=logs_content)
         self.server = HttpServer(self.mesh, config)
 
     async def handle(self, message: GatewayInbound | Tick) -> None:
@@ -79,6 +91,14 @@ class Gateway(Actor[GatewayInbound]):
             num_detached_requests=requests.num_detached,
             num_unrecorded=self.mesh.usage.num_unrecorded,
         )
+
+    def instruments(self) -> Sequence[Instrument]:
+        """Requests and their ends, connections, and what is heard of the mesh."""
+        return gateway_instruments(self.mesh, self.server)
+
+    def show_metrics(self, page: MetricsPage) -> None:
+        """Also at `/metrics` of its API."""
+        self.server.metrics_page = page
 
     def models(self) -> tuple[str, ...]:
         """A gateway serves whatever the mesh does."""

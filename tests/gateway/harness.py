@@ -111,14 +111,14 @@ class Harness:
 
 @asynccontextmanager
 async def running_gateway(
-    *, max_payload: int = 1 << 20, starts_mesh: bool = True, **settings: Any
+    *, max_payload: int = 1 << 20, starts_mesh: bool = True, logs_content: bool = False, **settings: Any
 ) -> AsyncIterator[Harness]:
     """A gateway with these settings, on a free port."""
     broker, clock = MemoryBroker(max_payload=max_payload), FakeClock(1000.0)
     transport, fake = MemoryTransport(broker), FakeMesh(broker)
     await transport.connect()
     identity = Identity(Service.GATEWAY, new_instance_id(Service.GATEWAY), "gateway")
-    gateway = Gateway(identity, transport, clock, GatewayConfig(port=0, **settings))
+    gateway = Gateway(identity, transport, clock, GatewayConfig(port=0, **settings), logs_content=logs_content)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)
         await stack.enter_async_context(gateway)

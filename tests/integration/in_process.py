@@ -46,6 +46,8 @@ class InProcessMesh:
         self.scheduler: SchedulerService
         self.detokenizer: DetokenizerService
         self.executor: Executor
+        self.actors: list[Actor[Any]] = []
+        """All of them, a tokenizer too."""
 
     @property
     def url(self) -> str:
@@ -154,15 +156,15 @@ async def in_process_mesh(
             max_waiting_prompts=32,
         )
         mesh.gateway = Gateway(*await parts(Service.GATEWAY), clock, gateway or GatewayConfig(port=0))
-        actors: list[Actor[Any]] = [mesh.scheduler, mesh.executor, mesh.detokenizer, tokenizer, mesh.gateway]
-        for actor in actors:
+        mesh.actors = [mesh.scheduler, mesh.executor, mesh.detokenizer, tokenizer, mesh.gateway]
+        for actor in mesh.actors:
             await stack.enter_async_context(actor)
-        running = [asyncio.create_task(actor.run(), name=actor.identity.name) for actor in actors]
+        running = [asyncio.create_task(actor.run(), name=actor.identity.name) for actor in mesh.actors]
         try:
             await mesh.until_ready()
             yield mesh
         finally:
-            for actor in actors:
+            for actor in mesh.actors:
                 actor.drain(0)
             await asyncio.gather(*running)
 

@@ -1,0 +1,1 @@
+"""What the mesh tells about itself: metrics and traces. Imports no service."""
