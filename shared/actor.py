@@ -58,6 +58,8 @@ class Actor(ABC, Generic[M]):
         self.transport = transport
         self.clock = clock
         self.is_draining = False
+        self.metrics_address = ""
+        """Where the metrics of this process are shown; empty if nowhere."""
         self.num_dropped_messages = 0
         self.num_handled_ticks = 0
         """Those handled: it stands still when the mailbox is not worked on."""
@@ -233,6 +235,7 @@ class Actor(ABC, Generic[M]):
             num_dropped_messages=self.num_dropped_messages + self.transport.num_dropped,
             is_draining=self.is_draining,
             is_leaving=is_leaving,
+            metrics_address=self.metrics_address,
         )
         await self.send(subjects.presence(self.identity.service), beat)
 

@@ -60,6 +60,7 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
     instance_id = new_instance_id(service)
     identity = Identity(service, instance_id, mesh.instance_name or instance_id)
     logs.configure(name=identity.name, level=mesh.log_level, style=mesh.log_format)
+    logs.log_what_nobody_catches()
     log.info("configured", extra=settings.describe(mesh) | settings.describe(config))
     sys.setswitchinterval(mesh.switch_interval_ms / 1000)
     transport = NatsTransport(mesh.nats_url, name=identity.name, answers_under=f"_INBOX.{service}")

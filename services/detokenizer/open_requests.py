@@ -26,6 +26,7 @@ from services.detokenizer.outbox import Outbox
 from services.detokenizer.stop_strings import StopScanner, stop_strings
 from shared.errors import ModelNotFound, RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
+from shared.log import about
 from shared.messages import (
     CancelRequest,
     ChoiceTokens,
@@ -236,7 +237,7 @@ class OpenRequests:
 
     def _fail(self, opened: RequestOpened, counts: tuple[int, ...], error: RequestError) -> None:
         self.num_ended[str(Outcome.FAILED)] += 1
-        log.warning("request failed", extra={"request_id": opened.request_id, "error": error.message})
+        log.warning("request failed", extra=about(opened.request_id) | {"error": error.message})
         failed = RequestClosed(
             opened.request_id, Outcome.FAILED, Usage(0, 0, counts), error=ErrorInfo.of(error), attempt=opened.attempt
         )

@@ -109,6 +109,13 @@ def record(account: Account) -> None:
     )
 
 
+def record_refusal(operation: str, code: str, request_id: str) -> None:
+    """Write the access event of a request that was never opened. The id may be empty: its client was told none."""
+    log.info(
+        "request refused", extra=(about(request_id) if request_id else {}) | {"operation": operation, "code": code}
+    )
+
+
 def record_content(request: OpenRequest) -> None:
     """Write what was said, which is done only where the operator has asked for it."""
     spec = request.spec

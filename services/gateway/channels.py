@@ -19,6 +19,7 @@ from services.gateway.presentation import Presentation
 from services.gateway.resumption import find
 from services.gateway.streams import Reader
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError
+from shared.log import about
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Channels:
     async def create(self, message: CreateRequest) -> None:
         """Begin a request. Raises DuplicateId; any other refusal is the request's terminal message."""
         if message.id in self._channels:
-            self._mesh.metrics.request_refused(operation_in(message), DuplicateId.code)
+            self._mesh.turned_away(operation_in(message), DuplicateId.code)
             raise DuplicateId(message.id)
         try:
             self._check_room()
@@ -78,7 +79,7 @@ class Channels:
             is_resumable = draft.answer.is_resumable
             streams = self._mesh.admit(draft, self._caller, client=presentation.pack() if is_resumable else b"")
         except RequestError as error:
-            self._mesh.metrics.request_refused(operation_in(message), error.code)
+            self._mesh.turned_away(operation_in(message), error.code)
             self._refuse(error, name=message.id)
             return
         self._open(
@@ -157,7 +158,7 @@ class Channels:
         except RequestError as error:
             self._refuse(error, name=message.id, request_id=message.request_id)
         except Exception:
-            log.exception("a bug failed a request", extra={"request_id": message.request_id})
+            log.exception("a bug failed a request", extra=about(message.request_id))
             self._refuse(RequestError("Internal error."), name=message.id, request_id=message.request_id)
         finally:
             del self._searches[search]

@@ -12,6 +12,7 @@ from services.gateway.open_request import OpenRequest
 from services.gateway.submissions import Outgoing, next_attempt
 from shared.errors import Unavailable
 from shared.ids import InstanceId
+from shared.log import about
 from shared.messages import CancelRequest
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class Handover:
         if len(submission[1]) > self._max_bytes():
             raise Unavailable("This request has become too large to be given to another scheduler.")
         self.num_resubmitted += 1
-        log.info("request goes on elsewhere", extra={"request_id": request.request_id, "attempt": request.attempt})
+        log.info("request goes on elsewhere", extra=about(request.request_id) | {"attempt": request.attempt})
         request.scheduler_id, request.submission = scheduler_id, submission
         request.sent_at, request.num_submissions = now, 1
         return [submission]

@@ -223,9 +223,10 @@ class HttpServer:
             response = await handler(request)
         except RequestError as error:
             self._mesh.num_refused[error.code] += 1
+            request_id = new_request_id()
             if (operation := _OPERATIONS.get(request.path)) is not None:
-                self._mesh.metrics.request_refused(operation, error.code)
-            response = _failure(ErrorInfo.of(error))
+                self._mesh.turned_away(operation, error.code, request_id)
+            response = _failure(ErrorInfo.of(error), {REQUEST_ID_HEADER: request_id})
         except RequestFailed as failure:
             response = _failure(failure.error, {REQUEST_ID_HEADER: failure.request_id} if failure.request_id else {})
         except web.HTTPException as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.gateway.accounts import account_of, operation_of, record, record_content
+from services.gateway.accounts import account_of, operation_of, record, record_content, record_refusal
 from services.gateway.admission import Admission
 from services.gateway.adoptions import Adoptions, unknown_request
 from services.gateway.calls import Calls, new_call_id
@@ -151,6 +151,11 @@ class Mesh:
         for message in messages:
             self.metrics.request_opened(operation_of(message))
         return [self.requests.open(*one, now) for one in zip(messages, submissions, strict=True)]
+
+    def turned_away(self, operation: str, code: str, request_id: str = "") -> None:
+        """A client was refused a request, with an error's code, that was never opened."""
+        self.metrics.request_refused(operation, code)
+        record_refusal(operation, code, request_id)
 
     async def submit(self, streams: Sequence[Stream]) -> None:
         """Send what was admitted. What gets lost is sent again later."""

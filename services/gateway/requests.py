@@ -21,6 +21,7 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
+from shared.log import about
 from shared.messages import (
     CancelRequest,
     ChoiceText,
@@ -149,7 +150,7 @@ class OpenRequests:
             return
         del self._requests[message.request_id]
         if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
-            log.info("request moved to another gateway", extra={"request_id": message.request_id})
+            log.info("request moved to another gateway", extra=about(message.request_id))
 
     def adopted(self, message: RequestAdopted, now: float) -> tuple[OpenRequest | None, list[Outgoing]]:
         """A scheduler has pointed a request to this gateway, which nobody reads here yet. None if it is of no use."""

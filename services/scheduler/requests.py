@@ -26,6 +26,7 @@ from services.scheduler.streams import AnyStream, EndedStream, Stream
 from services.scheduler.usage import UsageRecords
 from shared.errors import DeadlineExceeded, RequestError, Unavailable
 from shared.ids import InstanceId, RequestId, Service
+from shared.log import about
 from shared.messages import (
     AdoptRequest,
     CancelRequest,
@@ -216,7 +217,7 @@ class Requests:
         )
         answers: Answers = [(message.gateway_id, adopted)]
         if former_id != message.gateway_id:
-            log.info("request adopted", extra={"request_id": message.request_id, "gateway": message.gateway_id})
+            log.info("request adopted", extra=about(message.request_id) | {"gateway": message.gateway_id})
             answers.append((former_id, RequestMoved(message.request_id, self._scheduler_id)))
         self._replay(stream, message.gateway_id, now, asker="adoption")
         return answers
@@ -334,7 +335,7 @@ class Requests:
     def _forget(self, stream: AnyStream) -> None:
         """Stop an attempt without a word: it goes on as another one, here or elsewhere."""
         if isinstance(stream, Stream) and stream.closed is None:
-            log.info("request goes on elsewhere", extra={"request_id": stream.request_id})
+            log.info("request goes on elsewhere", extra=about(stream.request_id))
             self._count(stream)
             self.metrics.moved(sum(stream.num_tokens()))
             self._deadlines.discard(stream.request_id)

@@ -84,6 +84,7 @@ async def metering(actor: Actor[Any], settings: MetricsSettings) -> AsyncIterato
             log.info("there are no metrics: the extra `telemetry` is not installed")
         if settings.port is not None:
             made.address = await _listen(stack, _routes(made.page, Pulse(actor)), settings.host, settings.port)
+            actor.metrics_address = made.address
         yield made
 
 

@@ -5,6 +5,7 @@ variables. Sending blocks: do it in a thread. Numbers are cumulative since the s
 wants differences gets them from a Collector.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -25,18 +26,38 @@ class OtlpExporter:
         """`resource` says whose metrics they are; `started_ns` since when they count, in Unix time."""
         self._resource = Resource(dict(resource))
         self._started_ns = started_ns
+        self._words = _LastWords()
         self._exporter = OTLPMetricExporter()
 
-    def export(self, snapshot: Snapshot, now_ns: int) -> bool:
-        """Send a snapshot of the moment `now_ns`. Blocks until it has arrived, or is given up: then False, and the log
-        says why."""
+    def export(self, snapshot: Snapshot, now_ns: int) -> str | None:
+        """Send a snapshot of the moment `now_ns`. Blocks until it has arrived, or is given up: then tells why."""
         metrics = list(_metrics(snapshot, self._started_ns, now_ns))
         data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [sdk.ScopeMetrics(_SCOPE, metrics, "")], "")])
-        return self._exporter.export(data) is sdk.MetricExportResult.SUCCESS
+        if self._exporter.export(data) is sdk.MetricExportResult.SUCCESS:
+            return None
+        return self._words.take()
 
     def close(self) -> None:
         """Send nothing more; what is being sent is given up."""
         self._exporter.shutdown()
+
+
+class _LastWords(logging.Handler):
+    """Keeps what the exporter would log: it would say the same again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = ""
+        logger = logging.getLogger(OTLPMetricExporter.__module__)
+        logger.handlers[:] = [self]
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._text = record.getMessage()
+
+    def take(self) -> str:
+        text, self._text = self._text, ""
+        return text
 
 
 def _metrics(snapshot: Snapshot, started_ns: int, now_ns: int) -> Iterator[sdk.Metric]:

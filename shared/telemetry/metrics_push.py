@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 class Exporter(Protocol):
     """Where metrics go."""
 
-    def export(self, snapshot: Snapshot, now_ns: int) -> bool:
-        """Send a snapshot of the moment `now_ns` (Unix time); blocks. Whether it arrived."""
+    def export(self, snapshot: Snapshot, now_ns: int) -> str | None:
+        """Send a snapshot of the moment `now_ns` (Unix time); blocks. Why it did not arrive; None if it did."""
         ...
 
     def close(self) -> None:
@@ -29,6 +29,7 @@ class Pusher:
     def __init__(self, exporter: Exporter) -> None:
         self.num_pushed = 0
         self._exporter = exporter
+        self._is_in_trouble = False
         self._jobs: SimpleQueue[tuple[Snapshot, int] | None] = SimpleQueue()
         self._is_ended = threading.Event()
         threading.Thread(target=self._run, name="metrics", daemon=True).start()
@@ -48,7 +49,17 @@ class Pusher:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self.num_pushed += self._exporter.export(*job)
-            except Exception:  # whatever it is, the next ones may get through
-                log.exception("metrics could not be sent")
+                trouble = self._exporter.export(*job)
+            except Exception as error:  # whatever it is, the next ones may get through
+                trouble = f"{type(error).__name__}: {error}"
+            self.num_pushed += trouble is None
+            self._say(trouble)
         self._is_ended.set()
+
+    def _say(self, trouble: str | None) -> None:
+        """Write into the log when trouble begins and when it ends, not each time."""
+        if trouble is not None and not self._is_in_trouble:
+            log.warning("metrics cannot be sent; trying with the next ones", extra={"error": trouble})
+        elif trouble is None and self._is_in_trouble:
+            log.info("metrics are sent again")
+        self._is_in_trouble = trouble is not None

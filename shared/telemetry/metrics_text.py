@@ -47,10 +47,11 @@ class _Page(Collector):
         """Every family once."""
         yield InfoMetricFamily("target", "Whose metrics these are", value=self._resource)
         for family in self._snapshot:
-            yield _metric(family)
+            yield metric_of(family)
 
 
-def _metric(family: Family) -> Metric:
+def metric_of(family: Family) -> Metric:
+    """A family as Prometheus knows it, with its name and the numbers that it has."""
     instrument = family.instrument
     name, unit = text_name(instrument.name), _SUFFIXES.get(instrument.unit, "")
     labels = [text_name(label) for label in instrument.labels]

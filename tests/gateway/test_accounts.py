@@ -12,6 +12,7 @@ from shared.errors import InvalidRequest
 from shared.ids import RequestId
 from shared.messages import ErrorInfo, Outcome, Usage
 from tests.gateway.harness import CHAT, COMPLETION, Harness, running_gateway
+from tests.gateway.peers import connected
 
 SECRET = "the launch code is 0000"
 
@@ -79,6 +80,25 @@ async def test_each_request_has_one_access_event(harness: Harness, caplog: pytes
     refused, failed = events(caplog, "request ended")
     assert (refused["ending"], refused["code"], refused["num_output_tokens"]) == ("refused", "invalid_value", None)
     assert (failed["ending"], failed["code"], failed["ttft_ms"]) == ("failed", "internal_error", None)
+
+
+async def test_each_refusal_has_one_access_event_with_the_id_that_its_client_got(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with harness.post("/v1/chat/completions", CHAT | {"temperature": 9}) as response:
+            request_id = response.headers["X-Request-Id"]
+        async with harness.post("/v1/completions", COMPLETION | {"model": "other"}), connected(harness) as peer:
+            await peer.send({"type": "request.create", "id": "a", "body": CHAT | {"temperature": 9}})
+            await peer.receive()
+    refusals = [
+        (event.get("request_id", "none"), event["operation"], event["code"])
+        for event in events(caplog, "request refused")
+    ]
+    assert refusals[0] == (request_id, "chat", "invalid_value")
+    assert refusals[1][1:] == ("text_completion", "model_not_found")
+    assert refusals[2] == ("none", "chat", "invalid_value")
+    assert len(refusals) == 3
 
 
 async def say_secrets(harness: Harness) -> None:

@@ -46,8 +46,12 @@ class InProcessMesh:
         self.scheduler: SchedulerService
         self.detokenizer: DetokenizerService
         self.executor: Executor
-        self.actors: list[Actor[Any]] = []
-        """All of them, a tokenizer too."""
+        self.tokenizer: TokenizerService
+
+    @property
+    def actors(self) -> list[Actor[Any]]:
+        """All of them."""
+        return [self.scheduler, self.executor, self.detokenizer, self.tokenizer, self.gateway]
 
     @property
     def url(self) -> str:
@@ -147,7 +151,7 @@ async def in_process_mesh(
             max_open_choices=4096,
             max_silence_s=900,
         )
-        tokenizer = TokenizerService(
+        mesh.tokenizer = TokenizerService(
             *await parts(Service.TOKENIZER),
             clock,
             model=MODEL,
@@ -156,8 +160,8 @@ async def in_process_mesh(
             max_waiting_prompts=32,
         )
         mesh.gateway = Gateway(*await parts(Service.GATEWAY), clock, gateway or GatewayConfig(port=0))
-        mesh.actors = [mesh.scheduler, mesh.executor, mesh.detokenizer, tokenizer, mesh.gateway]
-        for actor in mesh.actors:
+        actors = mesh.actors
+        for actor in actors:
             await stack.enter_async_context(actor)
         running = [asyncio.create_task(actor.run(), name=actor.identity.name) for actor in mesh.actors]
         try:

@@ -251,11 +251,19 @@ async def test_a_collector_that_is_away_holds_nobody_up(
     actor: _Actor, collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "_LAST_PUSH_S", 0.2)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     began = time.monotonic()
-    async with metering(actor, MetricsSettings(port=0, push_interval_s=0.02)) as made:
-        await tell(actor, 5)
-        assert (await scrape(made.address)).value("test_heard_total") == 5
+    with caplog.at_level(logging.WARNING):
+        async with metering(actor, MetricsSettings(port=0, push_interval_s=0.02)) as made:
+            await tell(actor, 5)
+            assert (await scrape(made.address)).value("test_heard_total") == 5
+            async with asyncio.timeout(PATIENCE_S):
+                while not caplog.records:  # noqa: ASYNC110  # it is said in another thread
+                    await asyncio.sleep(0.01)
     assert time.monotonic() - began < PATIENCE_S / 2
+    (record,) = caplog.records
+    assert record.message == "metrics cannot be sent; trying with the next ones"
+    assert "export" in vars(record)["error"]
 
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}

@@ -18,18 +18,21 @@ class FakeExporter:
     def __init__(self) -> None:
         self.moments: list[int] = []
         self.errors: list[Exception] = []
+        self.troubles: list[str] = []
         self.may_send = threading.Event()
         self.may_send.set()
         self.is_sending = threading.Event()
         self.is_closed = False
 
-    def export(self, snapshot: Snapshot, now_ns: int) -> bool:
+    def export(self, snapshot: Snapshot, now_ns: int) -> str | None:
         self.is_sending.set()
         self.may_send.wait(PATIENCE_S)
         if self.errors:
             raise self.errors.pop()
+        if self.troubles:
+            return self.troubles.pop(0)
         self.moments.append(now_ns)
-        return True
+        return None
 
     def close(self) -> None:
         self.is_closed = True
@@ -74,8 +77,26 @@ async def test_what_an_exporter_raises_is_logged_and_the_next_one_is_sent(caplog
     exporter = FakeExporter()
     exporter.errors.append(OSError("no such certificate"))
     pusher = Pusher(exporter)
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.WARNING):
         pusher.push((), 1)
         await pusher.close((), 2, PATIENCE_S)
     assert exporter.moments == [2]
-    assert "no such certificate" in caplog.text
+    (record,) = caplog.records
+    assert vars(record)["error"] == "OSError: no such certificate"
+
+
+async def test_log_tells_when_trouble_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = FakeExporter()
+    exporter.troubles = ["refused"] * 5
+    pusher = Pusher(exporter)
+    with caplog.at_level(logging.INFO):
+        for moment in range(7):
+            exporter.is_sending.clear()
+            pusher.push((), moment)
+            assert exporter.is_sending.wait(PATIENCE_S)
+        await pusher.close((), 7, PATIENCE_S)
+    assert [record.message for record in caplog.records] == [
+        "metrics cannot be sent; trying with the next ones",
+        "metrics are sent again",
+    ]
+    assert vars(caplog.records[0])["error"] == "refused"
