@@ -9,12 +9,14 @@ from typing import TypeAlias, assert_never
 from services.detokenizer.incremental import Decoding
 from services.detokenizer.open_requests import OpenRequests
 from services.detokenizer.outbox import Outbox
+from services.detokenizer.spans import DetokenizerSpans
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
 from shared.ids import InstanceId
 from shared.messages import DecodeTokens, DetokenizerInbound, DetokenizerStatus, Presence
 from shared.presence import Directory
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -38,12 +40,18 @@ class DetokenizerService(Actor[Inbound]):
         decoding: Decoding,
         max_open_choices: int,
         max_silence_s: float,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(identity, transport, DetokenizerInbound, clock)
         self._model = model
         self._outbox = Outbox(identity.instance_id)
         self._requests = OpenRequests(
-            decoding, self._outbox, model=model, max_open_choices=max_open_choices, max_silence_s=max_silence_s
+            decoding,
+            self._outbox,
+            model=model,
+            max_open_choices=max_open_choices,
+            max_silence_s=max_silence_s,
+            spans=DetokenizerSpans(tracing or Tracing()),
         )
         self._directory = Directory(clock)
 

@@ -16,7 +16,7 @@ async def build(parts: Parts[ExecutorConfig]) -> Executor:
     """The actor with its model loaded, every kernel having run once."""
     folder = ModelStore(parts.mesh.home).folder(parts.mesh.model)
     runner = await asyncio.to_thread(_ready_runner, folder, parts.mesh.model, parts.config)
-    return Executor(parts.identity, parts.transport, parts.clock, runner, nice=parts.config.nice)
+    return Executor(parts.identity, parts.transport, parts.clock, runner, nice=parts.config.nice, tracing=parts.tracing)
 
 
 def _ready_runner(folder: Path, model: str, config: ExecutorConfig) -> Runner:

@@ -8,7 +8,7 @@ from shared.process import Parts, run
 
 async def build(parts: Parts[GatewayConfig]) -> Gateway:
     """The gateway of this process."""
-    return Gateway(parts.identity, parts.transport, parts.clock, parts.config)
+    return Gateway(parts.identity, parts.transport, parts.clock, parts.config, parts.tracing)
 
 
 if __name__ == "__main__":

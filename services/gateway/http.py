@@ -16,6 +16,7 @@ from services.gateway.chat import chat_draft
 from services.gateway.completions import completion_draft
 from services.gateway.config import GatewayConfig
 from services.gateway.connections import SlowReaderWatch
+from services.gateway.drafts import Draft, Endpoint
 from services.gateway.failures import RequestFailed, encode_error, error_headers
 from services.gateway.generation import Generation
 from services.gateway.keys import Caller, Keys
@@ -23,6 +24,7 @@ from services.gateway.mesh import Mesh
 from services.gateway.models import list_models, one_model, readiness
 from services.gateway.resumption import counts_in, find
 from services.gateway.sockets import Sockets
+from services.gateway.span_attributes import parent_in
 from services.gateway.sse import REQUEST_ID_HEADER
 from services.gateway.tokenization import detokenize, tokenize
 from services.gateway.validation import decode_json
@@ -80,6 +82,7 @@ class HttpServer:
         await web.TCPSite(self._runner, self._config.host, self._config.port, backlog=_BACKLOG).start()
         host, port = self._runner.addresses[0][:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._mesh.spans.address = host, port
         self._mesh.on_tick.add(self._check_connections)
         log.info("listening", extra={"address": self.address})
 
@@ -137,12 +140,10 @@ class HttpServer:
         return _json(one_model(self._mesh, request.match_info["model"]))
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        caller, body = await self._read(request)
-        return await self._generation.create(request, chat_draft(body), caller)
+        return await self._generate(request, Endpoint.CHAT, chat_draft)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        caller, body = await self._read(request)
-        return await self._generation.create(request, completion_draft(body), caller)
+        return await self._generate(request, Endpoint.COMPLETION, completion_draft)
 
     async def _resume(self, request: web.Request) -> web.StreamResponse:
         caller = self._keys.caller(request.headers)
@@ -158,9 +159,33 @@ class HttpServer:
         _, body = await self._read(request)
         return _json(await detokenize(self._mesh, body))
 
+    async def _generate(
+        self, request: web.Request, endpoint: Endpoint, draft_of: Callable[[dict[str, Any]], Draft]
+    ) -> web.StreamResponse:
+        request_id, owner = new_request_id(), None
+        self._mesh.spans.begin(request_id, endpoint.operation, parent_in(request.headers))
+        refusal: ErrorInfo | None = None
+        try:
+            caller = self._keys.caller(request.headers)
+            owner = caller.owner
+            draft = draft_of(await self._body(request))
+            return await self._generation.create(request, draft, caller, request_id)
+        except RequestError as error:
+            self._mesh.num_refused[error.code] += 1
+            refusal = ErrorInfo.of(error)
+            raise RequestFailed(refusal, request_id) from error
+        except Exception:
+            refusal = ErrorInfo.of(RequestError("Internal error."))
+            raise
+        finally:
+            self._mesh.spans.refused(request_id, refusal, owner)  # unless it was admitted
+
     async def _read(self, request: web.Request) -> tuple[Caller, dict[str, Any]]:
         """Whose request this is and the object in its body: the key is checked before anything is read."""
         caller = self._keys.caller(request.headers)
+        return caller, await self._body(request)
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
         self._mesh.check_open()
         if request.content_type != "application/json":
             raise InvalidRequest("Send the body with the header Content-Type: application/json.")
@@ -175,7 +200,7 @@ class HttpServer:
             raise InvalidRequest("The body could not be read: it ended early, or is not encoded as it says.") from error
         except TimeoutError:
             raise InvalidRequest("The body did not arrive in time.") from None
-        return caller, decode_json(data)
+        return decode_json(data)
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body must have at most {self._config.max_body_bytes} bytes.")

@@ -15,6 +15,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.ends import end_of, record, unavailable
 from services.gateway.handover import TRY_AGAIN_AFTER_S, Choose, Handover
 from services.gateway.open_request import OpenRequest
+from services.gateway.spans import GatewaySpans
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
 from services.gateway.submissions import Outgoing
 from shared import subjects
@@ -35,6 +36,7 @@ from shared.messages import (
     SubmitRequest,
     TextProduced,
 )
+from shared.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class OpenRequests:
         choose: Choose = _nobody,
         max_bytes: Callable[[], int] = lambda: _MAX_BYTES,
         on_end: OnEnd = _nothing,
+        spans: GatewaySpans | None = None,
     ) -> None:
         """`choose` finds a scheduler for a request that lost its own; `max_bytes` is what a message may have; `on_end`
         is told of each request that ends for its client, also of one whose end another gateway may have told."""
@@ -77,6 +80,7 @@ class OpenRequests:
         self._gateway_id = gateway_id
         self._config = config
         self._on_end = on_end
+        self._spans = spans or GatewaySpans(Tracing())
         self._requests: dict[RequestId, OpenRequest] = {}
 
     def __len__(self) -> int:
@@ -119,6 +123,7 @@ class OpenRequests:
         if message.error.status == Unavailable.status:
             outgoing = self._hand_over(request, self.handover.redirect, now)
             if outgoing is not None:
+                self._spans.retried(request, "refused")
                 return outgoing
         self._settle(request, End(Outcome.FAILED, error=message.error))
         return []
@@ -143,7 +148,7 @@ class OpenRequests:
         if request.cancelled_at is not None:
             self._settle(request, End(Outcome.CANCELLED))
         elif request.is_taken:
-            return self._lose(request, now)
+            return self._lose(request, now, "scheduler_lost_it")
         return []
 
     def moved(self, message: RequestMoved) -> None:
@@ -152,6 +157,7 @@ class OpenRequests:
         if request is None or message.scheduler_id != request.scheduler_id:
             return
         del self._requests[message.request_id]
+        self._spans.moved(request)
         if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
             log.info("request moved to another gateway", extra={"request_id": message.request_id})
 
@@ -185,7 +191,7 @@ class OpenRequests:
             if request.cancelled_at is not None:
                 self._believe(request)
             else:
-                outgoing += self._lose(request, now)
+                outgoing += self._lose(request, now, "scheduler_lost")
         return outgoing
 
     def scheduler_found(self, scheduler_id: InstanceId, now: float) -> list[Outgoing]:
@@ -279,6 +285,7 @@ class OpenRequests:
         request.heard_at = now
         request.went_on(now, self._config)
         request.stream.accept()
+        self._spans.taken(request)
 
     def _text(self, request: OpenRequest, text: ChoiceText, now: float) -> list[Outgoing]:
         if not 0 <= text.index < len(request.stream.choices):
@@ -309,8 +316,10 @@ class OpenRequests:
         self._settle(request, end_of(request, closed))
         return []
 
-    def _lose(self, request: OpenRequest, now: float) -> list[Outgoing]:
-        return self._hand_over(request, self.handover.lose, now) or []
+    def _lose(self, request: OpenRequest, now: float, reason: str) -> list[Outgoing]:
+        outgoing = self._hand_over(request, self.handover.lose, now) or []
+        self._spans.retried(request, reason)
+        return outgoing
 
     def _hand_over(
         self, request: OpenRequest, how: Callable[[OpenRequest, float], list[Outgoing] | None], now: float
@@ -388,6 +397,7 @@ class OpenRequests:
         if not request.stream.close(end):
             return
         self._on_end(request, end)
+        self._spans.ended(request)
         if not request.had_ended:
             self.num_ended[end.outcome] += 1
             record(request, end)

@@ -24,15 +24,23 @@ from shared.messages import (
     TextProduced,
     TokensDetokenized,
 )
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
 
 class Gateway(Actor[GatewayInbound]):
     """One gateway instance."""
 
-    def __init__(self, identity: Identity, transport: Transport, clock: Clock, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        transport: Transport,
+        clock: Clock,
+        config: GatewayConfig,
+        tracing: Tracing | None = None,
+    ) -> None:
         super().__init__(identity, transport, GatewayInbound, clock)
-        self.mesh = Mesh(identity.instance_id, transport, clock, config)
+        self.mesh = Mesh(identity.instance_id, transport, clock, config, tracing)
         self.server = HttpServer(self.mesh, config)
 
     async def handle(self, message: GatewayInbound | Tick) -> None:
@@ -110,4 +118,5 @@ class Gateway(Actor[GatewayInbound]):
         self.mesh.is_draining = True
         await self.mesh.end_all()
         await self.server.stop()
+        self.mesh.spans.leave()
         await self.mesh.usage.stop()

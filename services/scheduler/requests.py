@@ -21,6 +21,7 @@ from services.scheduler.intake import Intake, Memory
 from services.scheduler.orphans import Orphans
 from services.scheduler.pace import RETRY_AFTER_S
 from services.scheduler.retention import Retention
+from services.scheduler.spans import SchedulerSpans
 from services.scheduler.streams import AnyStream, EndedStream, Stream
 from services.scheduler.usage import UsageRecords
 from shared.errors import DeadlineExceeded, RequestError, Unavailable
@@ -84,8 +85,10 @@ class Requests:
         directory: Directory,
         config: SchedulerConfig,
         usage: UsageRecords,
+        spans: SchedulerSpans,
     ) -> None:
-        """`usage` writes down what requests consumed that have no gateway to do it."""
+        """`usage` writes down what requests consumed that have no gateway to do it; `spans` follows those that are to
+        be followed."""
         self.totals = Totals()
         self.is_draining = False
         """Whether new ones are refused."""
@@ -96,6 +99,7 @@ class Requests:
         self._fleet = fleet
         self._directory = directory
         self._usage = usage
+        self._spans = spans
         self._intake = Intake(fleet, config)
         self._deadlines = Deadlines()
         self._ended = Memory()
@@ -135,6 +139,7 @@ class Requests:
             try:
                 self._accept(message, now)
             except RequestError as error:
+                self._spans.refused(message, error)
                 refusal = RequestRefused(message.request_id, ErrorInfo.of(error), message.attempt)
                 return [(message.gateway_id, refusal)]
         num_tokens = len(message.prompt_token_ids)
@@ -214,6 +219,7 @@ class Requests:
             stream = self.delivery.get(request_id)
             if stream is not None and stream.first_step_at is None:
                 stream.first_step_at = now
+                self._spans.started(stream)
                 self._intake.started(stream.request, now)
 
     def take(self, events: Iterable[Event], now: float, *, is_late: bool = False) -> None:
@@ -282,8 +288,11 @@ class Requests:
             text=message.text,
             num_choices=message.num_choices,
             attempt=message.attempt,
+            trace=message.trace,
         )
-        self.delivery.open(Stream(request, replace(message, resumed=()), opened, now), detokenizers)
+        stream = Stream(request, replace(message, resumed=()), opened, now)
+        self.delivery.open(stream, detokenizers)
+        self._spans.opened(stream)
         if request.is_finished:  # only its end had not been told
             self.take([RequestEnded(request, Outcome.COMPLETED)], now)
         if self._cancelled_early.has(request.request_id, message.attempt):
@@ -303,6 +312,7 @@ class Requests:
         closed = RequestClosed(
             request.request_id, event.outcome, _usage_of(stream), stream.timing(now), error, attempt=stream.attempt
         )
+        self._spans.closed(stream, closed)
         self.delivery.close(closed, now)
         self._ended.add(request.request_id, stream.attempt)
         if self.orphans.has(stream.opened.gateway_id):
@@ -313,6 +323,7 @@ class Requests:
         if isinstance(stream, Stream):
             log.info("request goes on elsewhere", extra={"request_id": stream.request_id})
             self._count(stream)
+            self._spans.given_up(stream)
             self._deadlines.discard(stream.request_id)
             self._fleet.cancel(stream.request_id)
         self.delivery.forget(stream)

@@ -16,6 +16,7 @@ from services.scheduler.pinning import PinReader, PinsRead, follow_pins
 from services.scheduler.recording.recorded_fleet import RecordedFleet
 from services.scheduler.recording.recording import Recording
 from services.scheduler.requests import Requests
+from services.scheduler.spans import SchedulerSpans
 from services.scheduler.usage import UsageRecords
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
@@ -43,6 +44,7 @@ from shared.messages import (
     SubmitTokens,
 )
 from shared.presence import Directory
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 from shared.usage import UsageOutbox
 
@@ -59,6 +61,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         clock: Clock,
         config: SchedulerConfig,
         recording: Recording | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`recording`, if there is one, gets every decision, and is closed at the end."""
         super().__init__(identity, transport, SchedulerInbound, clock)
@@ -68,7 +71,8 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         self._fleet = self._make_fleet()
         self._usage = UsageOutbox(transport)
         records = UsageRecords(identity.instance_id, self._usage.add)
-        self._requests = Requests(identity.instance_id, self._fleet, self._directory, config, records)
+        self._spans = SchedulerSpans(tracing or Tracing(), self._fleet, clock)
+        self._requests = Requests(identity.instance_id, self._fleet, self._directory, config, records, self._spans)
         self._attachments = Attachments(identity.instance_id)
         self._pins = PinReader(transport, self.post)
 
@@ -138,6 +142,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                 plan = self._fleet.schedule(attachment.executor_id)
                 if plan is None:
                     break
+                plan = self._spans.planned(attachment.executor_id, plan)
                 self._requests.started((assignment.request_id for assignment in plan.assigned), now)
                 await self.send_to(attachment.executor_id, attachment.sent(plan, now))
         for executor_id in self._fleet.drained_executors():
@@ -173,6 +178,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         if attachment is None:
             return  # of an epoch that is over
         if attachment.answered(message.result.step_id, self.clock.now()):
+            self._spans.completed(message.executor_id, message.result)
             self._take(self._fleet.apply(message.executor_id, message.result))
 
     async def _on_steps_missing(self, message: StepsMissing) -> None:
@@ -196,6 +202,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             return
         log.log(logging.WARNING if has_died else logging.INFO, "lost an executor", extra={"executor": executor_id})
         self._attachments.remove(executor_id)
+        self._spans.executor_lost(executor_id, "executor_lost" if has_died else "executor_let_go")
         self._requests.totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
         self._take(self._fleet.remove_executor(executor_id, has_died=has_died))
 

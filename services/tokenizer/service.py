@@ -11,11 +11,13 @@ from typing import TypeAlias, assert_never
 
 from services.tokenizer.answers import Answer, Question, answer, num_chars, refusal
 from services.tokenizer.encoding import PromptEncoder
+from services.tokenizer.spans import TokenizerSpans
 from shared import codec, subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
 from shared.errors import Overloaded, TooLarge
 from shared.messages import DetokenizeTokens, SubmitRequest, TokenizePrompt, TokenizerInbound, TokenizerStatus
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
 QUEUE = "tokenizers"
@@ -38,6 +40,7 @@ class TokenizerService(Actor[Inbound]):
         encoder: PromptEncoder,
         inline_chars: int,
         max_waiting_prompts: int,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(identity, transport, TokenizerInbound, clock)
         self._model = model
@@ -45,6 +48,7 @@ class TokenizerService(Actor[Inbound]):
         self._inline_chars = inline_chars
         self._max_waiting_prompts = max_waiting_prompts
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
+        self._spans = TokenizerSpans(tracing or Tracing())
         self._num_waiting = 0
         self._num_requests = 0
         self._num_tokens = 0
@@ -83,6 +87,7 @@ class TokenizerService(Actor[Inbound]):
 
     async def _on_question(self, question: Question) -> None:
         self._num_requests += 1
+        self._spans.began(question)
         if num_chars(question) <= self._inline_chars:
             await self._on_answer(answer(question, self._encoder, self._model))
         elif self._num_waiting >= self._max_waiting_prompts:
@@ -107,10 +112,10 @@ class TokenizerService(Actor[Inbound]):
 
     async def _on_answer(self, given: Answer) -> None:
         self._num_tokens += given.num_tokens
-        if await self.send_to(given.receiver_id, given.message):
-            return
-        size, limit = len(codec.encode(given.message)), self.transport.max_payload
-        if size > limit:
-            error = TooLarge(f"the answer takes {size} bytes, but the mesh carries {limit} bytes at most")
-            instead = refusal(given.question, error)
-            await self.send_to(instead.receiver_id, instead.message)
+        if not await self.send_to(given.receiver_id, given.message):
+            size, limit = len(codec.encode(given.message)), self.transport.max_payload
+            if size > limit:
+                error = TooLarge(f"the answer takes {size} bytes, but the mesh carries {limit} bytes at most")
+                given = refusal(given.question, error)
+                await self.send_to(given.receiver_id, given.message)
+        self._spans.ended(given)
