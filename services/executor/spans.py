@@ -5,9 +5,8 @@ theirs. Here the latest steps are kept, for whoever asks how a request came alon
 step to step, steps share one list of them.
 """
 
-import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -45,9 +44,8 @@ class _Step(NamedTuple):
 class StepSpans:
     """Follows the steps of one executor."""
 
-    def __init__(self, tracing: Tracing, unix_time_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self._unix_time_ns = unix_time_ns
         self._slots: dict[int, _Row] = {}
         self._rows: tuple[_Row, ...] = ()
         """Of the latest plan."""
@@ -85,7 +83,7 @@ class StepSpans:
             self._planned[epoch, plan.step_id] = _Planned(len(plan.slots), self._rows)
 
     def finished(self, message: StepFinished) -> None:
-        """It was carried out a moment ago."""
+        """It was carried out."""
         result = message.result
         planned = self._planned.pop((message.epoch, result.step_id), None)
         if planned is None:
@@ -93,7 +91,7 @@ class StepSpans:
         duration_ns = round(result.duration_s * _NS)
         taken = StepTaken(
             step_id=result.step_id,
-            start_ns=self._unix_time_ns() - duration_ns,
+            start_ns=message.ended_ns - duration_ns,
             duration_ns=duration_ns,
             num_rows=planned.num_rows,
             num_tokens=message.num_tokens,

@@ -6,6 +6,7 @@ callback, which is called in this thread.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -44,6 +45,8 @@ class StepFinished:
     num_tokens: int
     """Rows of the forward pass."""
     result: StepResult
+    ended_ns: int
+    """When, since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +103,4 @@ class StepThread:
     def _step(self, epoch: int, plan: StepPlan) -> None:
         if epoch == self._epoch:
             result = self._runner.run(plan)
-            self._report(StepFinished(epoch, sum(plan.counts) + sum(result.num_drafted), result))
+            self._report(StepFinished(epoch, sum(plan.counts) + sum(result.num_drafted), result, time.time_ns()))

@@ -27,6 +27,7 @@ from services.gateway.sockets import Sockets
 from services.gateway.span_attributes import parent_in
 from services.gateway.sse import REQUEST_ID_HEADER
 from services.gateway.tokenization import detokenize, tokenize
+from services.gateway.traces import Traces, wants_steps
 from services.gateway.validation import decode_json
 from shared.errors import InvalidRequest, NotFound, RequestError, TooLarge
 from shared.ids import new_request_id
@@ -46,13 +47,14 @@ _CLOSE_TIMEOUT_S = 2.0
 class HttpServer:
     """The front door of one gateway."""
 
-    def __init__(self, mesh: Mesh, config: GatewayConfig) -> None:
+    def __init__(self, mesh: Mesh, config: GatewayConfig, traces: Traces) -> None:
         self.address = ""
         self.num_answering = 0
         """Requests whose answer is not complete, WebSockets aside."""
         self._mesh = mesh
         self._config = config
         self._keys = Keys(config.api_keys)
+        self._traces = traces
         self._watch = SlowReaderWatch(mesh.clock, config.write_timeout_s)
         attachments = Attachments(mesh)
         self._generation = Generation(mesh, attachments, config)
@@ -111,6 +113,7 @@ class HttpServer:
                 web.post("/v1/chat/completions", self._chat_completions),
                 web.post("/v1/completions", self._completions),
                 web.get("/v1/requests/{request_id}/stream", self._resume, allow_head=False),
+                web.get("/v1/requests/{request_id}/trace", self._trace, allow_head=False),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.get("/v1/stream", self._sockets.handle, allow_head=False),
@@ -150,6 +153,11 @@ class HttpServer:
         chars, tokens = counts_in(request.query)
         resumption = await find(self._mesh, request.match_info["request_id"], caller.owner, chars=chars, tokens=tokens)
         return await self._generation.resume(request, resumption)
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        caller = self._keys.caller(request.headers)
+        with_steps = wants_steps(request.query)
+        return _json(await self._traces.look_up(request.match_info["request_id"], caller.owner, with_steps=with_steps))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         _, body = await self._read(request)

@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 _REPEAT_CANCEL_AFTER_S = 1.0
 _DEADLINE_GRACE_S = 1.0
 """A request's time runs at its scheduler, which says what it consumed. So much later it ends here in any case."""
-_MAX_INCOMPLETE_ENDS = 5
-"""So often an end without all of the output before it is taken for a loss on the way."""
 _MAX_BYTES = 1 << 20
 
 
@@ -307,12 +305,9 @@ class OpenRequests:
         return []
 
     def _closed(self, request: OpenRequest, closed: RequestClosed, now: float) -> list[Outgoing]:
-        is_incomplete = any(choice.finish_reason is None for choice in request.stream.choices)
-        if closed.outcome is Outcome.COMPLETED and is_incomplete and request.cancelled_at is None:
-            request.num_incomplete_ends += 1
-            if request.num_incomplete_ends < _MAX_INCOMPLETE_ENDS and request.scheduler_id is not None:
-                request.hurry(now)
-                return []
+        if request.is_cut_short(closed):
+            request.hurry(now)
+            return []
         self._settle(request, end_of(request, closed))
         return []
 

@@ -5,6 +5,7 @@ from typing import assert_never
 from services.gateway.config import GatewayConfig
 from services.gateway.http import HttpServer
 from services.gateway.mesh import Mesh
+from services.gateway.traces import Traces
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
@@ -41,7 +42,8 @@ class Gateway(Actor[GatewayInbound]):
     ) -> None:
         super().__init__(identity, transport, GatewayInbound, clock)
         self.mesh = Mesh(identity.instance_id, transport, clock, config, tracing)
-        self.server = HttpServer(self.mesh, config)
+        self.traces = Traces(identity.instance_id, self.mesh)
+        self.server = HttpServer(self.mesh, config, self.traces)
 
     async def handle(self, message: GatewayInbound | Tick) -> None:
         """React to one message from the mesh."""
@@ -95,6 +97,7 @@ class Gateway(Actor[GatewayInbound]):
     async def on_start(self) -> None:
         """Listen to presence, and to clients. Raises ConfigError if the address cannot be had."""
         await self.listen(subjects.PRESENCE)
+        await self.traces.start()
         self.mesh.usage.start()
         try:
             await self.server.start()

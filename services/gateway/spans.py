@@ -217,6 +217,11 @@ class GatewaySpans:
 
     # For those who ask.
 
+    def owner_of(self, request_id: RequestId) -> str | None:
+        """Whose request it is, if it goes on here."""
+        following = self._following.get(request_id)
+        return following.owner if following is not None else None
+
     def open_spans(self, request_id: RequestId) -> Iterator[Span]:
         """What goes on of a client request."""
         if (following := self._following.get(request_id)) is not None:
