@@ -47,14 +47,14 @@ _CLOSE_TIMEOUT_S = 2.0
 class HttpServer:
     """The front door of one gateway."""
 
-    def __init__(self, mesh: Mesh, config: GatewayConfig, traces: Traces) -> None:
+    def __init__(self, mesh: Mesh, config: GatewayConfig) -> None:
         self.address = ""
         self.num_answering = 0
         """Requests whose answer is not complete, WebSockets aside."""
         self._mesh = mesh
         self._config = config
         self._keys = Keys(config.api_keys)
-        self._traces = traces
+        self._traces = Traces(mesh)
         self._watch = SlowReaderWatch(mesh.clock, config.write_timeout_s)
         attachments = Attachments(mesh)
         self._generation = Generation(mesh, attachments, config)
@@ -73,6 +73,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError if the address is taken."""
+        await self._traces.start()
         self._runner = web.AppRunner(
             self._application(),
             handler_cancellation=True,  # a client that leaves is noticed at once, whatever its handler waits for

@@ -97,7 +97,7 @@ class Mesh:
         """Client requests that were never opened, by the error's code."""
         self.on_tick: set[Callable[[], None]] = set()
         """Called whenever time has passed."""
-        self._gateway_id = gateway_id
+        self.gateway_id = gateway_id
         self._config = config
         self._priorities = Priorities(config.best_priorities)
         self._scheduler_lost_at = -math.inf
@@ -135,7 +135,7 @@ class Mesh:
             draft.submission(
                 prompt,
                 request_id,
-                gateway_id=self._gateway_id,
+                gateway_id=self.gateway_id,
                 scheduler_id=scheduler_id,
                 tenant=caller.tenant,
                 priority=priority,
@@ -204,7 +204,7 @@ class Mesh:
         if len(self.calls) >= self._config.max_open_requests:
             raise Overloaded("Too many questions are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
         call_id = new_call_id()
-        outgoing = subjects.tokenize(model), self._fitting(question(call_id, self._gateway_id))
+        outgoing = subjects.tokenize(model), self._fitting(question(call_id, self.gateway_id))
         answer = self.calls.add(call_id, kind, outgoing, self.clock.now())
         await self.publish([outgoing])
         return await answer

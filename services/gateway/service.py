@@ -5,7 +5,6 @@ from typing import assert_never
 from services.gateway.config import GatewayConfig
 from services.gateway.http import HttpServer
 from services.gateway.mesh import Mesh
-from services.gateway.traces import Traces
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
@@ -42,8 +41,7 @@ class Gateway(Actor[GatewayInbound]):
     ) -> None:
         super().__init__(identity, transport, GatewayInbound, clock)
         self.mesh = Mesh(identity.instance_id, transport, clock, config, tracing)
-        self.traces = Traces(identity.instance_id, self.mesh)
-        self.server = HttpServer(self.mesh, config, self.traces)
+        self.server = HttpServer(self.mesh, config)
 
     async def handle(self, message: GatewayInbound | Tick) -> None:
         """React to one message from the mesh."""
@@ -97,7 +95,6 @@ class Gateway(Actor[GatewayInbound]):
     async def on_start(self) -> None:
         """Listen to presence, and to clients. Raises ConfigError if the address cannot be had."""
         await self.listen(subjects.PRESENCE)
-        await self.traces.start()
         self.mesh.usage.start()
         try:
             await self.server.start()

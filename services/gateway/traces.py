@@ -8,7 +8,7 @@ from typing import Final
 
 from services.gateway.mesh import Mesh
 from shared.errors import Disconnected, InvalidRequest, MessageError, NotFound, Unavailable, UnsupportedField
-from shared.ids import InstanceId, RequestId, Service
+from shared.ids import RequestId, Service
 from shared.telemetry.asking import Answers, Asking
 from shared.telemetry.timeline import Timeline, timeline_of
 
@@ -30,9 +30,9 @@ def wants_steps(query: Mapping[str, str]) -> bool:
 class Traces:
     """Looks requests up."""
 
-    def __init__(self, gateway_id: InstanceId, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._asking = Asking(gateway_id, mesh.transport)
+        self._asking = Asking(mesh.gateway_id, mesh.transport)
 
     async def start(self) -> None:
         """Be ready to ask."""

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.streams import Stream
-from services.scheduler.traced import Chunk, Seat, Traced, Wait, chunks_in, joined
+from services.scheduler.traced import Chunk, Seat, Seats, Traced, Wait, joined
 from shared.clock import Clock
 from shared.errors import RequestError
 from shared.ids import InstanceId, RequestId, client_request_id
@@ -52,8 +52,7 @@ class SchedulerSpans:
         self._clock = clock
         self._unix_time_ns = unix_time_ns
         self._traced: dict[RequestId, Traced] = {}
-        self._seats: defaultdict[InstanceId, dict[int, Seat]] = defaultdict(dict)
-        """Of each executor, by slot."""
+        self._seats: defaultdict[InstanceId, Seats] = defaultdict(Seats)
         self._planned: defaultdict[InstanceId, dict[int, _Planned]] = defaultdict(dict)
         """Of each executor, by step: those in which a request that is followed has a prompt to compute."""
         tracing.open_spans.append(self.open_spans)
@@ -77,7 +76,8 @@ class SchedulerSpans:
     def started(self, stream: Stream) -> None:
         """A request has its first step."""
         if (traced := self._traced.get(stream.request_id)) is not None:
-            self._record(traced, traced.queue(self._at(stream.arrived_at), self._unix_time_ns(), {}))
+            now_ns = self._unix_time_ns()
+            self._record(traced, traced.queue(self._at(stream.arrived_at, now_ns), now_ns, {}))
 
     def closed(self, stream: Stream, closed: RequestClosed) -> None:
         """A request has ended."""
@@ -98,12 +98,12 @@ class SchedulerSpans:
             return plan
         seats = self._seats[executor_id]
         for slot in plan.released:
-            if (seat := seats.pop(slot, None)) is not None and self._goes_on(seat):
+            if (seat := seats.free(slot)) is not None and self._goes_on(seat):
                 self._wait(seat, "preempted", {names.EXECUTOR: executor_id})
         if plan.assigned:
-            assigned = [self._seated(executor_id, assignment) for assignment in plan.assigned]
+            assigned = [self._seated(executor_id, seats, assignment) for assignment in plan.assigned]
             plan = replace(plan, assigned=tuple(assigned))
-        if seats and (chunks := list(chunks_in(plan, seats))):
+        if chunks := seats.chunks_in(plan):
             self._planned[executor_id][plan.step_id] = _Planned(self._unix_time_ns(), chunks)
         return plan
 
@@ -125,7 +125,7 @@ class SchedulerSpans:
                 span = chunk.span(executor_id, step_id, planned.sent_ns, end_ns)
                 span.attributes[names.ERROR_TYPE] = reason
                 self._record_chunk(chunk, span)
-        for seat in self._seats.pop(executor_id, {}).values():
+        for seat in self._seats.pop(executor_id, Seats()).seats.values():
             if self._goes_on(seat):
                 self._wait(seat, "migration", {names.EXECUTOR: executor_id, names.REASON: reason})
 
@@ -133,18 +133,19 @@ class SchedulerSpans:
 
     def open_spans(self, request_id: RequestId) -> Iterator[Span]:
         """What goes on of a client request."""
+        now_ns = self._unix_time_ns()
         for traced in self._traced.values():
             stream = traced.stream
             if client_request_id(stream.request_id) != request_id:
                 continue
             if stream.first_step_at is None:
-                yield traced.queue(self._at(stream.arrived_at), 0, {})
+                yield traced.queue(self._at(stream.arrived_at, now_ns), 0, {})
             if traced.rest is not None:
                 yield traced.rest
             for wait in traced.waits.values():
                 yield traced.wait(wait, 0, {})
             if stream.first_token_at is not None:
-                yield traced.decode(self._at(stream.first_token_at), 0, {})
+                yield traced.decode(self._at(stream.first_token_at, now_ns), 0, {})
 
     # Steps of these.
 
@@ -154,17 +155,17 @@ class SchedulerSpans:
             return
         now_ns = self._unix_time_ns()
         if stream.first_step_at is None:
-            self._record(traced, traced.queue(self._at(stream.arrived_at), now_ns, ending))
+            self._record(traced, traced.queue(self._at(stream.arrived_at, now_ns), now_ns, ending))
         if traced.rest is not None:
             self._record(traced, traced.rest)
         for wait in traced.waits.values():
             self._record(traced, traced.wait(wait, now_ns, ending))
         if stream.first_token_at is not None:
-            self._record(traced, traced.decode(self._at(stream.first_token_at), now_ns, ending))
+            self._record(traced, traced.decode(self._at(stream.first_token_at, now_ns), now_ns, ending))
 
-    def _at(self, moment: float) -> int:
-        """A moment of the clock as nanoseconds since 1970."""
-        return self._unix_time_ns() - round((self._clock.now() - moment) * _NS)
+    def _at(self, moment: float, now_ns: int) -> int:
+        """A moment of the clock as nanoseconds since 1970, if it is `now_ns` now."""
+        return now_ns - round((self._clock.now() - moment) * _NS)
 
     def _goes_on(self, seat: Seat) -> bool:
         """Whether a choice has more to do."""
@@ -178,13 +179,13 @@ class SchedulerSpans:
             attributes[names.CHOICE] = seat.choice
         seat.traced.waits[seat.choice] = Wait(name, new_span_id(), self._unix_time_ns(), attributes)
 
-    def _seated(self, executor_id: InstanceId, assignment: SlotAssignment) -> SlotAssignment:
+    def _seated(self, executor_id: InstanceId, seats: Seats, assignment: SlotAssignment) -> SlotAssignment:
         """A choice gets a slot; the assignment as it is to be sent."""
         traced = self._traced.get(assignment.request_id)
         if traced is None:
             return assignment
         traced.executor_id = executor_id
-        self._seats[executor_id][assignment.slot] = Seat(traced, assignment.choice_index)
+        seats.take(assignment.slot, Seat(traced, assignment.choice_index), len(assignment.token_ids))
         if (wait := traced.waits.pop(assignment.choice_index, None)) is not None:
             self._record(traced, traced.wait(wait, self._unix_time_ns(), {}))
         context = traced.context

@@ -1,6 +1,5 @@
-"""A request that is followed, as the scheduler sees it, and the spans that are made of it. Decides nothing."""
+"""Requests that are followed, as the scheduler sees them, and the spans that are made of them. Decides nothing."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -105,22 +104,41 @@ class Chunk(NamedTuple):
         return self.seat.traced.span("prefill", start_ns, end_ns, attributes)
 
 
-def chunks_in(plan: StepPlan, seats: Mapping[int, Seat]) -> Iterator[Chunk]:
-    """The rows of a plan that compute more than the next token of an output, of choices that have `seats`.
+@dataclass(slots=True)
+class Seats:
+    """The choices that are followed on one executor, by slot."""
 
-    Outputs that go on come first in every plan: one token each, sampled, of who was there before. So the rows are
-    looked at from the last one on, and no further than it takes.
-    """
-    entered = {assignment.slot for assignment in plan.assigned}
-    num_sampled = len(plan.sampled_rows)
-    for row in range(len(plan.slots) - 1, -1, -1):
-        slot, count = plan.slots[row], plan.counts[row]
-        is_sampled = num_sampled > 0 and plan.sampled_rows[num_sampled - 1] == row
-        if is_sampled and count == 1 and slot not in entered:
-            return
-        num_sampled -= is_sampled
-        if (seat := seats.get(slot)) is not None:
-            yield Chunk(seat, plan.starts[row], count)
+    seats: dict[int, Seat] = field(default_factory=dict)
+    computing: dict[int, int] = field(default_factory=dict)
+    """Of those whose known tokens are not all computed yet: how many these are."""
+
+    def take(self, slot: int, seat: Seat, num_known_tokens: int) -> None:
+        """A choice gets a slot."""
+        self.seats[slot] = seat
+        self.computing[slot] = num_known_tokens
+
+    def free(self, slot: int) -> Seat | None:
+        """A slot is free; whose it was, if that one is followed."""
+        self.computing.pop(slot, None)
+        return self.seats.pop(slot, None)
+
+    def chunks_in(self, plan: StepPlan) -> list[Chunk]:
+        """The rows of a plan that compute tokens which were known when their choice got its slot.
+
+        Once all of these are computed a choice is not looked at any more: its output goes on by a token a step.
+        """
+        if not self.computing:
+            return []
+        rows = dict(zip(plan.slots, range(len(plan.slots)), strict=True))
+        chunks = []
+        for slot, num_known_tokens in list(self.computing.items()):
+            if (row := rows.get(slot)) is None:
+                continue
+            start, count = plan.starts[row], plan.counts[row]
+            chunks.append(Chunk(self.seats[slot], start, count))
+            if start + count >= num_known_tokens:
+                del self.computing[slot]
+        return chunks
 
 
 def joined(rest: Span, span: Span, num_chunks: int) -> Span:
