@@ -68,19 +68,19 @@ def _table(timeline: Timeline, width: int) -> Table:
     widest = max(map(len, whats)) + max(map(len, wheres))
     room = min(_MAX_BAR, width - widest - len("  100000.0 ms  100000.0 ms      "))
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("at", "took"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("what", "where"):
-        table.add_column(heading, no_wrap=True)
+    times = [
+        (_ms(span.start_ms), "…" if span.duration_ms is None else _ms(span.duration_ms)) for span in timeline.spans
+    ]
+    for heading, column in (("at", [at for at, _ in times]), ("took", [took for _, took in times])):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=max(map(len, column)))
+    table.add_column("what", overflow="fold")
+    table.add_column("where", no_wrap=True, min_width=max(map(len, wheres)))
     if room >= _MIN_BAR:
         table.add_column(f"0 to {_ms(end_ms)}", no_wrap=True)
-    for span, what, where in zip(timeline.spans, whats, wheres, strict=True):
+    for span, time, what, where in zip(timeline.spans, times, whats, wheres, strict=True):
         style = "red" if names.ERROR_TYPE in span.attributes else _COLOURS.get(span.name, "")
-        row = [_ms(span.start_ms), "…" if span.duration_ms is None else _ms(span.duration_ms), what, where]
-        if room >= _MIN_BAR:
-            table.add_row(*row, Text(_bar(span, end_ms, room), style=style))
-        else:
-            table.add_row(*row)
+        bar = [Text(_bar(span, end_ms, room), style=style)] if room >= _MIN_BAR else []
+        table.add_row(*time, what, where, *bar)
     return table
 
 
