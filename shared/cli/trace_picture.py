@@ -113,12 +113,12 @@ def _details(name: str, said: Mapping[str, AttributeValue]) -> str:
             return f", {_tokens(said[names.PROMPT_TOKENS])}"
         case "prefill":
             start = said.get(names.CHUNK_START, 0)
-            chunks = f" in {said[names.NUM_CHUNKS]} steps" if names.NUM_CHUNKS in said else ""
+            chunks = f" in {_steps(said[names.NUM_CHUNKS])}" if names.NUM_CHUNKS in said else ""
             return f", {_tokens(said[names.CHUNK_TOKENS])}" + (f" from {start}" if start else "") + chunks
         case "decode":
             right, drafts = said.get(names.DECODE_DRAFTS_RIGHT), said.get(names.DECODE_DRAFTS)
             guesses = f", {right} of {drafts} guesses right" if drafts else ""
-            return f", {_tokens(said[names.DECODE_TOKENS])} in {said[names.DECODE_STEPS]} steps{guesses}"
+            return f", {_tokens(said[names.DECODE_TOKENS])} in {_steps(said[names.DECODE_STEPS])}{guesses}"
         case "detokenize" if names.TEXT_TOKENS in said:
             return f", {_tokens(said[names.TEXT_TOKENS])}"
         case _:
@@ -129,6 +129,10 @@ def _trouble(said: Mapping[str, AttributeValue]) -> str:
     if (error := said.get(names.ERROR_TYPE)) is not None:
         return f": {error}"
     return f": {said[names.REASON]}" if names.REASON in said else ""
+
+
+def _steps(count: AttributeValue) -> str:
+    return counted(count, "step") if isinstance(count, int) else ""
 
 
 def _tokens(count: AttributeValue) -> str:

@@ -177,7 +177,7 @@ def test_what_went_wrong_is_said_where_it_did() -> None:
         "chat tiny failed after 20.0 ms: deadline_exceeded",
         "migration: executor_lost",
         "resubmission (attempt 2): scheduler_lost",
-        "decode, 1 token in 1 steps: deadline_exceeded",
+        "decode, 1 token in 1 step: deadline_exceeded",
         "tokenizer-frozen did not answer in time: what it knows is missing",
         "executor-dead is gone: what it knew is missing",
         "3 spans and steps were too many to be kept",
