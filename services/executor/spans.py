@@ -18,7 +18,7 @@ from shared.telemetry.tracing import Tracing, new_span_id, new_trace_id
 
 _STEPS_OF_A_REQUEST: Final = 16
 """So many steps are kept for each request that may be kept, all together."""
-_MAX_LINKS: Final = 64
+_MAX_LINKS: Final = 32
 """Of a step that is exported; a larger batch is told of in part."""
 _NS: Final = 1_000_000_000
 
@@ -133,9 +133,9 @@ class StepSpans:
             names.STEP_ID: taken.step_id,
             names.STEP_ROWS: taken.num_rows,
             names.STEP_TOKENS: taken.num_tokens,
-            names.STEP_DRAFTS: taken.num_drafted,
-            names.STEP_DRAFTS_RIGHT: taken.num_right,
         }
+        if taken.num_drafted:
+            attributes |= {names.STEP_DRAFTS: taken.num_drafted, names.STEP_DRAFTS_RIGHT: taken.num_right}
         self._tracing.export(
             Span(
                 request_id=RequestId(""),

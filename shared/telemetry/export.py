@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from shared.messages import Span
 
@@ -18,11 +18,18 @@ _BATCH: Final = 512
 _PAUSE_S: Final = 1.0
 
 
+class Loss(NamedTuple):
+    """Spans that did not arrive."""
+
+    num_spans: int
+    reason: str
+
+
 class Sender(Protocol):
     """Says spans to a collector. Called in a thread of its own."""
 
-    def send(self, spans: Sequence[Span]) -> str | None:
-        """Why they did not arrive; None if they did."""
+    def send(self, spans: Sequence[Span]) -> Loss | None:
+        """What did not arrive; None if all did."""
         ...
 
     def give_up(self) -> None:
@@ -84,19 +91,19 @@ class QueueExporter:
         batch: list[Span] = []
         while self._waiting and len(batch) < _BATCH:
             batch.append(self._waiting.popleft())
-        trouble = self._send(batch)
-        if trouble is None:
+        loss = self._send(batch)
+        if loss is None:
             if not self._was_sent:
                 log.info("spans arrive again", extra={"num_dropped": self.num_dropped})
             self._was_sent = True
             return
-        self._num_lost += len(batch)
+        self._num_lost += loss.num_spans
         if self._was_sent:
-            log.warning("spans do not arrive at their collector; serving goes on", extra={"error": trouble})
+            log.warning("spans do not arrive at their collector; serving goes on", extra={"error": loss.reason})
         self._was_sent = False
 
-    def _send(self, batch: Sequence[Span]) -> str | None:
+    def _send(self, batch: Sequence[Span]) -> Loss | None:
         try:
             return self._sender.send(batch)
         except Exception as error:  # whatever a sender does, requests have nothing to do with it
-            return f"{type(error).__name__}: {error}"
+            return Loss(len(batch), f"{type(error).__name__}: {error}")

@@ -157,8 +157,6 @@ def test_a_step_is_exported_as_a_trace_of_its_own_with_links_to_those_of_its_req
         "shoal.step.id": 1,
         "shoal.step.rows": 3,
         "shoal.step.tokens": 7,
-        "shoal.step.drafts": 0,
-        "shoal.step.drafts_right": 0,
     }
     assert steps.tracing.store.num_spans == 0, "of no request"
 
@@ -175,7 +173,7 @@ def test_links_are_not_without_end() -> None:
     exporter = _Exporter()
     steps = _Steps(exporter=exporter)
     steps.run(list(range(100)), tuple(assignment(slot, slot + 1) for slot in range(100)))
-    assert len(exporter.spans[0].links) == 64
+    assert len(exporter.spans[0].links) == 32
 
 
 async def test_the_actor_has_its_steps_told_of(stage: Stage) -> None:

@@ -18,6 +18,7 @@ from shared.actor import Identity
 from shared.ids import Service
 from shared.telemetry.export import QueueExporter
 from shared.telemetry.otlp import OtlpSender
+from shared.telemetry.otlp_settings import OtlpSettings
 from shared.telemetry.tracing import Exporter
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.integration.cast import Cast, Player, Streamed, cast, create, follow, resume
@@ -52,7 +53,7 @@ class Exports:
 
     def __call__(self, identity: Identity) -> Exporter:
         resource = {"service.name": f"shoal-{identity.service}", "service.instance.id": identity.instance_id}
-        exporter = QueueExporter(OtlpSender(resource, "0"), pause_s=0.05)
+        exporter = QueueExporter(OtlpSender(OtlpSettings(self.collector.address), resource, "0"), pause_s=0.05)
         self._exporters.append(exporter)
         return exporter
 
@@ -96,9 +97,8 @@ def runners(folder: Path) -> list[ModelRunner]:
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+def collector() -> Iterator[Collector]:
     with collecting() as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         yield collector
 
 
@@ -415,14 +415,14 @@ async def test_a_gateway_that_is_lost(large_mesh: Cast, exports: Exports) -> Non
 
 @pytest.mark.parametrize("status", [500, 200])
 async def test_requests_do_not_care_for_a_collector_that_is_broken_or_slow(
-    folder: Path, runners: list[ModelRunner], collector: Collector, monkeypatch: pytest.MonkeyPatch, status: int
+    folder: Path, runners: list[ModelRunner], collector: Collector, status: int
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    settings = OtlpSettings(collector.address, timeout_s=1.0)
     collector.status, collector.delay_s = status, 3600.0 if status == 200 else 0.0
     exporters = []
 
     def few(identity: Identity) -> Exporter:
-        sender = OtlpSender({"service.name": f"shoal-{identity.service}"}, "0")
+        sender = OtlpSender(settings, {"service.name": f"shoal-{identity.service}"}, "0")
         exporters.append(QueueExporter(sender, max_waiting=4, pause_s=0.01))
         return exporters[-1]
 

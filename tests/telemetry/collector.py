@@ -1,7 +1,6 @@
 """A collector as OpenTelemetry has them: takes OTLP over HTTP, in a thread of its own, whatever its test waits for."""
 
 import asyncio
-import gzip
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanProto
 
@@ -35,6 +37,8 @@ class Told:
     links: tuple[tuple[str, str], ...]
     is_error: bool
     state: str
+    scope: tuple[str, str]
+    """Name and version of what told it."""
 
     @property
     def service(self) -> str:
@@ -48,11 +52,18 @@ class Collector:
     def __init__(self) -> None:
         self.url = ""
         self.status = 200
+        self.answer = ExportTraceServiceResponse()
+        """What it says to those that it takes."""
         self.delay_s = 0.0
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self._spans: list[Told] = []
         self._lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """Where spans are posted to."""
+        return f"{self.url}/v1/traces"
 
     @property
     def spans(self) -> list[Told]:
@@ -75,15 +86,13 @@ class Collector:
     async def take(self, request: web.Request) -> web.Response:
         """POST /v1/traces."""
         await asyncio.sleep(self.delay_s)
-        body = await request.read()
-        if request.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
+        body = await request.read()  # also takes compression off
         with self._lock:
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
             self.paths.append(request.path)
             if self.status == 200:
                 self._spans += _told(ExportTraceServiceRequest.FromString(body))
-        return web.Response(status=self.status)
+        return web.Response(status=self.status, body=self.answer.SerializeToString() if self.status == 200 else b"")
 
 
 def _told(request: ExportTraceServiceRequest) -> Iterator[Told]:
@@ -105,6 +114,7 @@ def _told(request: ExportTraceServiceRequest) -> Iterator[Told]:
                     links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
                     is_error=span.status.code == 2,
                     state=span.trace_state,
+                    scope=(of_scope.scope.name, of_scope.scope.version),
                 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from shared.messages import Span
-from shared.telemetry.export import QueueExporter
+from shared.telemetry.export import Loss, QueueExporter
 from tests.telemetry.spans import span_of
 
 PATIENCE_S = 10.0
@@ -26,14 +26,15 @@ class _Collector:
         self.was_asked = threading.Event()
         self.was_given_up = threading.Event()
 
-    def send(self, spans: Sequence[Span]) -> str | None:
+    def send(self, spans: Sequence[Span]) -> Loss | None:
         self.was_asked.set()
         assert self.may_answer.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
-        if self.trouble is None:
-            self.spans += spans
-        return self.trouble
+        if self.trouble is not None:
+            return Loss(len(spans), self.trouble)
+        self.spans += spans
+        return None
 
     def give_up(self) -> None:
         self.was_given_up.set()
