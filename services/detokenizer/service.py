@@ -45,13 +45,14 @@ class DetokenizerService(Actor[Inbound]):
         super().__init__(identity, transport, DetokenizerInbound, clock)
         self._model = model
         self._outbox = Outbox(identity.instance_id)
+        self._spans = DetokenizerSpans(tracing or Tracing())
         self._requests = OpenRequests(
             decoding,
             self._outbox,
             model=model,
             max_open_choices=max_open_choices,
             max_silence_s=max_silence_s,
-            spans=DetokenizerSpans(tracing or Tracing()),
+            spans=self._spans,
         )
         self._directory = Directory(clock)
 
@@ -82,6 +83,7 @@ class DetokenizerService(Actor[Inbound]):
     async def on_stop(self) -> None:
         """Send what a drain left waiting."""
         await self._send_waiting()
+        self._spans.leave()
 
     def status(self) -> DetokenizerStatus:
         """Open choices and tokens so far."""

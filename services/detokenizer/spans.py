@@ -37,19 +37,23 @@ class DetokenizerSpans:
 
     def ended(self, request_id: RequestId, num_tokens: int, outcome: str, error_code: str | None = None) -> None:
         """It is open no more, after so many tokens of all its choices."""
-        begun = self._begun.pop(request_id, None)
-        if begun is None:
-            return
-        ending: Attributes = {names.TEXT_TOKENS: num_tokens, names.OUTCOME: outcome}
-        if error_code is not None:
-            ending[names.ERROR_TYPE] = error_code
-        self._tracing.record(_span(begun, self._unix_time_ns(), ending))
+        if request_id in self._begun:
+            ending: Attributes = {names.TEXT_TOKENS: num_tokens, names.OUTCOME: outcome}
+            self._end(request_id, ending | ({names.ERROR_TYPE: error_code} if error_code is not None else {}))
+
+    def leave(self) -> None:
+        """This detokenizer leaves: another one decodes what is open here, from the beginning."""
+        for request_id in list(self._begun):
+            self._end(request_id, {names.OUTCOME: "handed_over"})
 
     def open_spans(self, request_id: RequestId) -> Iterator[Span]:
         """What is open of a client request."""
         for begun in self._begun.values():
             if client_request_id(begun.opened.request_id) == request_id:
                 yield _span(begun, 0, {})
+
+    def _end(self, request_id: RequestId, ending: Attributes) -> None:
+        self._tracing.record(_span(self._begun.pop(request_id), self._unix_time_ns(), ending))
 
 
 def _span(begun: _Begun, end_ns: int, ending: Attributes) -> Span:

@@ -98,7 +98,8 @@ class GatewaySpans:
 
     def begin(self, request_id: RequestId, name: str, parent: TraceContext | None) -> None:
         """A client asks for something, perhaps within a trace of its own."""
-        if (context := self._tracing.begin(parent)) is None:
+        context = self._tracing.begin(parent)
+        if context is None or not self._tracing.follows(context):
             return
         attributes: Attributes = {}
         if self.address is not None:

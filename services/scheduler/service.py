@@ -93,6 +93,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             detach = DetachExecutor(self.identity.instance_id, attachment.epoch)
             await self.send_to(attachment.executor_id, detach)
         self._requests.leave(self.clock.now())
+        self._spans.leave()
         await self._usage.stop()
 
     def is_idle(self) -> bool:

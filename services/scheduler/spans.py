@@ -90,6 +90,11 @@ class SchedulerSpans:
         """An attempt ends here without a word: the request goes on as another one."""
         self._end(stream, {names.OUTCOME: "given_up"})
 
+    def leave(self) -> None:
+        """This scheduler leaves: what goes on goes on elsewhere."""
+        for traced in list(self._traced.values()):
+            self._end(traced.stream, {names.OUTCOME: "handed_over"})
+
     # Steps.
 
     def planned(self, executor_id: InstanceId, plan: StepPlan) -> StepPlan:

@@ -25,6 +25,7 @@ class _Bench(Bench):
         super().__init__(case)
         self.tracing = Tracing(SpanStore(keeps))
         self.now_ns = 0
+        self.spans = DetokenizerSpans(self.tracing, self._look)
         self.outbox = Outbox(InstanceId("detokenizer-1"))
         self.requests = OpenRequests(
             case.decoding,
@@ -32,7 +33,7 @@ class _Bench(Bench):
             model="m",
             max_open_choices=max_open_choices,
             max_silence_s=60,
-            spans=DetokenizerSpans(self.tracing, self._look),
+            spans=self.spans,
         )
 
     def _look(self) -> int:
@@ -89,6 +90,13 @@ def test_what_is_forgotten_is_told_of_as_such(bench: _Bench) -> None:
     bench.take([traced(opened(A))])
     bench.requests.drop_stale(lambda _instance: True, 61.0)
     assert [told[2][names.OUTCOME] for told in bench.told()] == ["forgotten"]
+
+
+def test_what_is_open_when_a_detokenizer_leaves_is_handed_over(bench: _Bench) -> None:
+    bench.take([traced(opened(A))])
+    bench.spans.leave()
+    assert [told[2] for told in bench.told()] == [attributes() | {names.OUTCOME: "handed_over"}]
+    assert bench.going_on() == 0
 
 
 def test_a_request_that_cannot_go_on_ends_with_its_error(bench: _Bench) -> None:

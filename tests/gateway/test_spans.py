@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from shared.errors import Overloaded, Unavailable
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import ErrorInfo, FinishReason, Outcome, RequestMoved, Span, TraceContext
 from shared.telemetry import names
+from shared.telemetry.export import Loss, QueueExporter
 from shared.telemetry.tracing import Tracing
 from tests.gateway.fake_mesh import MODEL
 from tests.gateway.harness import CHAT, COMPLETION, Harness, events_of, running_gateway
@@ -222,6 +224,33 @@ async def test_where_nobody_is_followed_the_mesh_is_told_of_no_trace() -> None:
         await request.complete("Hello")
         assert (await asking).status == 200
         assert harness.mesh.spans._following == {}
+
+
+async def test_what_is_neither_kept_nor_exported_is_not_followed() -> None:
+    async with running_gateway(tracing=Tracing(exporter=QueueExporter(_Nowhere()))) as harness:
+        not_sampled = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-00"}
+        for headers, is_followed in ((not_sampled, False), (HEADERS, True)):
+            posting = harness.http.post(f"{harness.url}/v1/chat/completions", json=CHAT, headers=headers)
+            asking = asyncio.create_task(_status(posting))
+            request = await harness.fake.next_request()
+            assert (request.message.trace is not None) is is_followed
+            await request.complete("Hello")
+            assert await asking == 200
+        harness.tracing.close(10.0)
+
+
+async def _status(posting: Any) -> int:
+    async with posting as response:
+        status: int = response.status
+        return status
+
+
+class _Nowhere:
+    def send(self, spans: Sequence[Span]) -> Loss | None:
+        return None
+
+    def give_up(self) -> None:
+        pass
 
 
 # Refusals.

@@ -353,3 +353,14 @@ async def test_a_stop_string_ends_the_output(mesh: Mesh) -> None:
     assert mesh.detokenizer.closed()[0].outcome is Outcome.COMPLETED
     (decode,) = spans(mesh, "decode")
     assert decode.attributes[names.DECODE_TOKENS] == 3
+
+
+async def test_what_goes_on_when_a_scheduler_leaves_is_handed_over(mesh: Mesh) -> None:
+    await mesh.ready()
+    mesh.executor.is_working = False
+    await submit(mesh)
+    await work_by_hand(mesh, mesh.executor, 2)
+    await mesh.service.on_stop()
+    (decode,) = spans(mesh, "decode")
+    assert decode.attributes[names.OUTCOME] == "handed_over"
+    assert open_names(mesh) == []
