@@ -165,9 +165,11 @@ class OpenRequests:
         request = self._requests.get(submission.request_id)
         if request is not None and submission.attempt <= request.attempt:
             is_known = (scheduler_id, submission.attempt) == (request.scheduler_id, request.attempt)
-            stale = CancelRequest(submission.request_id, self._gateway_id, submission.attempt)
+            stale = encode(CancelRequest(submission.request_id, self._gateway_id, submission.attempt))
             is_wanted = request.cancelled_at is None
-            return request if is_known and is_wanted else None, [] if is_known else [_to(scheduler_id, stale)]
+            return request if is_known and is_wanted else None, [] if is_known else [
+                (subjects.inbox(scheduler_id), stale)
+            ]
         outgoing: list[Outgoing] = []
         if request is None:
             stream = Stream(submission.request_id, submission.num_choices)
@@ -194,7 +196,7 @@ class OpenRequests:
 
     def scheduler_found(self, scheduler_id: InstanceId, now: float) -> list[Outgoing]:
         """A scheduler is there, or has another model: it drops what goes on elsewhere, and gets what waits."""
-        outgoing = [_to(scheduler_id, message) for message in self.handover.came_back(scheduler_id)]
+        outgoing = self.handover.came_back(scheduler_id)
         for request in [each for each in self._requests.values() if each.scheduler_id is None]:
             outgoing += self._hand_over(request, self.handover.find_home, now) or []
         return outgoing
@@ -396,7 +398,3 @@ class OpenRequests:
         if not request.had_ended:
             self.num_ended[end.outcome] += 1
             record(request, end)
-
-
-def _to(scheduler_id: InstanceId, message: CancelRequest) -> Outgoing:
-    return subjects.inbox(scheduler_id), encode(message)

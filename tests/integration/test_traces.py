@@ -4,11 +4,10 @@ Real services and a real OTLP receiver; each test has the whole tree written dow
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from services.executor.config import ExecutorConfig
@@ -20,70 +19,27 @@ from shared.telemetry.export import QueueExporter
 from shared.telemetry.otlp import OtlpSender
 from shared.telemetry.otlp_settings import OtlpSettings
 from shared.telemetry.tracing import Exporter
-from shared.transport.memory import MemoryBroker, MemoryTransport
-from tests.integration.cast import Cast, Player, Streamed, cast, create, follow, resume
+from tests.integration.cast import Streamed, create, follow
 from tests.integration.in_process import MODEL, FewBlocks, InProcessMesh, in_process_mesh, load_runner
-from tests.telemetry.collector import Collector, Told, collecting
+from tests.integration.traces import (
+    CHAT,
+    COMPLETION,
+    HEADERS,
+    LONG,
+    SERVED,
+    SPAN_ID,
+    TEXT,
+    TRACE_ID,
+    Exports,
+    Row,
+    below,
+    check_tree,
+    rows,
+    timeline,
+    until,
+)
+from tests.telemetry.collector import Collector, collecting
 from tests.tiny_models import make_tiny_model
-
-TEXT = "The river runs past the mill and under the bridge, and the miller counts the sacks. "
-TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-HEADERS = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01", "tracestate": "vendor=1"}
-CHAT, COMPLETION = f"chat {MODEL}", f"text_completion {MODEL}"
-LONG = {"prompt": TEXT, "max_tokens": 1500, "ignore_eos": True}
-
-Row = tuple[str, str, str | None]
-"""Who tells of a span, what it is called, and the name of the one above it; None at the top."""
-
-
-def below(root: str, *rows: tuple[str, str]) -> list[Row]:
-    """A server span at the top, and the others below it."""
-    return [("gateway", root, None), *((service, name, root) for service, name in rows)]
-
-
-SERVED = (("tokenizer", "tokenize"), ("scheduler", "queue"), ("scheduler", "prefill"), ("scheduler", "decode"))
-
-
-class Exports:
-    """Makes exporters to one collector, and has them send all they have."""
-
-    def __init__(self, collector: Collector) -> None:
-        self.collector = collector
-        self._exporters: list[QueueExporter] = []
-
-    def __call__(self, identity: Identity) -> Exporter:
-        resource = {"service.name": f"shoal-{identity.service}", "service.instance.id": identity.instance_id}
-        exporter = QueueExporter(OtlpSender(OtlpSettings(self.collector.address), resource, "0"), pause_s=0.05)
-        self._exporters.append(exporter)
-        return exporter
-
-    async def tree(self, trace_id: str) -> list[Told]:
-        """All spans of a trace, by start, once everybody has sent what it had."""
-        for exporter in self._exporters:
-            await asyncio.to_thread(exporter.close, 30.0)
-            assert exporter.num_dropped == 0
-        found = [span for span in self.collector.spans if span.trace_id == trace_id]
-        return sorted(found, key=lambda span: span.start_ns)
-
-
-def rows(tree: list[Told]) -> list[Row]:
-    """The tree as it is written down in the tests."""
-    by_id = {span.span_id: span.name for span in tree}
-    return sorted(
-        ((s.service.removeprefix("shoal-"), s.name, by_id.get(s.parent_id)) for s in tree),
-        key=lambda row: (row[2] is not None, row),
-    )
-
-
-def check_tree(tree: list[Told], expected: list[Row]) -> None:
-    """The tree is as written down, in one piece, every span within time, and no text of anybody in it."""
-    assert rows(tree) == sorted(expected, key=lambda row: (row[2] is not None, row))
-    (root,) = [span for span in tree if span.kind == "SERVER" and not span.name.startswith("resume")]
-    for span in tree:
-        assert root.start_ns <= span.start_ns <= span.end_ns, span
-        assert span.is_error is ("error.type" in span.attributes)
-        assert TEXT[:9] not in repr(span)
-    assert root.parent_id in ("", SPAN_ID)
 
 
 @pytest.fixture(scope="module")
@@ -111,21 +67,6 @@ def exports(collector: Collector) -> Exports:
 async def mesh(folder: Path, runners: list[ModelRunner], exports: Exports) -> AsyncIterator[InProcessMesh]:
     async with in_process_mesh(folder, runners[0], exporters=exports) as mesh:
         yield mesh
-
-
-async def timeline(mesh: InProcessMesh | Cast, request_id: str) -> dict[str, Any]:
-    """What the gateway says of a request."""
-    url = mesh.url() if isinstance(mesh, Cast) else mesh.url
-    async with mesh.session.get(f"{url}/v1/requests/{request_id}/trace?steps=true") as answer:
-        assert answer.status == 200, await answer.text()
-        found: dict[str, Any] = await answer.json()
-        return found
-
-
-async def until(socket: aiohttp.ClientWebSocketResponse, kind: str) -> None:
-    """Take messages up to one of a kind."""
-    while (await socket.receive_json(timeout=20))["type"] != kind:
-        pass
 
 
 async def test_a_completed_stream(mesh: InProcessMesh, exports: Exports) -> None:
@@ -288,126 +229,6 @@ async def test_a_preempted_request(folder: Path, runners: list[ModelRunner], exp
     for span in tree:
         if span.name == "preempted":
             assert decode.start_ns <= span.start_ns <= span.end_ns <= decode.end_ns
-
-
-# Whatever dies.
-
-
-@pytest.fixture
-async def large_mesh(folder: Path, runners: list[ModelRunner], exports: Exports) -> AsyncIterator[Cast]:
-    broker = MemoryBroker()
-    async with cast(folder, runners, lambda _name: MemoryTransport(broker), exporters=exports) as mesh:
-        yield mesh
-
-
-async def stream_through(mesh: Cast, trouble: Callable[[list[Streamed]], Any]) -> Streamed:
-    """A request with a trace, during which something happens once it has some tokens."""
-
-    async def disturb(streamed: list[Streamed]) -> None:
-        await mesh.until(lambda: streamed[0].num_tokens > 5)
-        await trouble(streamed)
-
-    streamed = [Streamed()]
-    disturbing = asyncio.create_task(disturb(streamed))
-    async with mesh.session.ws_connect(f"{mesh.url()}/v1/stream", headers=HEADERS) as socket:
-        await socket.send_json(create(0, LONG | {"max_tokens": 400}))
-        await follow(socket, streamed)
-    await disturbing
-    assert streamed[0].end is not None
-    assert streamed[0].end["type"] == "request.completed"
-    return streamed[0]
-
-
-def executor_in_use(mesh: Cast) -> Player:
-    return max(mesh.of(Service.EXECUTOR), key=lambda one: one.status.num_steps)
-
-
-async def test_an_executor_that_is_lost(large_mesh: Cast, exports: Exports) -> None:
-    """With one scheduler, which goes on with the other executor."""
-    mesh = large_mesh
-    await mesh.of(Service.SCHEDULER)[1].leave(deadline_s=0.0)
-    await mesh.until(lambda: len(mesh.of(Service.SCHEDULER)[0].status.executors) == 2)
-    lost = ""
-
-    async def kill(_streamed: list[Streamed]) -> None:
-        nonlocal lost
-        player = executor_in_use(mesh)
-        lost = player.actor.identity.instance_id
-        await player.kill()
-
-    stream = await stream_through(mesh, kill)
-    await mesh.until_nothing_is_left()
-    told = await timeline(mesh, stream.request_id)
-    tree = await exports.tree(TRACE_ID)
-    executors = [span.attributes["shoal.executor.id"] for span in tree if span.name == "prefill"]
-    assert executors[0] == lost
-    assert lost not in executors[1:], "prompt and output so far are computed once more, in one part or several"
-    again = [("scheduler", "prefill")] * len(executors[1:])
-    check_tree(tree, below(COMPLETION, *SERVED, ("scheduler", "migration"), *again, ("detokenizer", "detokenize")))
-    (migration,) = [span for span in tree if span.name == "migration"]
-    assert migration.attributes["shoal.reason"] == "executor_lost"
-    assert migration.attributes["shoal.executor.id"] == lost
-    (decode,) = [span for span in tree if span.name == "decode"]
-    assert decode.attributes["shoal.executor.id"] == executors[-1]
-    assert decode.start_ns < migration.start_ns < migration.end_ns < decode.end_ns
-    assert tree[0].attributes["gen_ai.usage.output_tokens"] == 400
-    assert told["instances"]["gone"] == [lost]
-    assert [steps["instance_id"] for steps in told["steps"]] == [executors[-1]]
-
-
-async def test_a_scheduler_that_is_lost(large_mesh: Cast, exports: Exports) -> None:
-    mesh = large_mesh
-
-    async def kill(_streamed: list[Streamed]) -> None:
-        await mesh.holder().kill()
-
-    stream = await stream_through(mesh, kill)
-    await mesh.until_nothing_is_left()
-    told = await timeline(mesh, stream.request_id)
-    tree = await exports.tree(TRACE_ID)
-    root = next(span for span in tree if span.kind == "SERVER")
-    resubmission = next(span for span in tree if span.name == "resubmission")
-    assert resubmission.attributes["shoal.reason"] == "scheduler_lost"
-    assert resubmission.attributes["shoal.attempt"] == root.attributes["shoal.attempt"] == 2
-    assert resubmission.attributes["shoal.scheduler.id"] == root.attributes["shoal.scheduler.id"]
-    attempts = {(span.name, span.attributes["shoal.attempt"]) for span in tree if span.name in ("tokenize", "queue")}
-    assert attempts == {("tokenize", 1), ("queue", 1), ("tokenize", 2), ("queue", 2)}
-    (decode,) = [span for span in tree if span.name == "decode"]
-    assert decode.attributes["shoal.attempt"] == 2, "what the lost one was doing, nobody tells"
-    assert {span.parent_id for span in tree} == {SPAN_ID, root.span_id}
-    assert len(told["instances"]["gone"]) == 1
-
-
-async def test_a_gateway_that_is_lost(large_mesh: Cast, exports: Exports) -> None:
-    mesh = large_mesh
-    streamed = [Streamed()]
-    async with mesh.session.ws_connect(f"{mesh.url()}/v1/stream", headers=HEADERS) as socket:
-        await socket.send_json(create(0, LONG))
-        while streamed[0].num_tokens < 5:
-            message = await socket.receive_json(timeout=20)
-            if message["type"] == "request.accepted":
-                streamed[0].request_id = message["request_id"]
-            else:
-                streamed[0].take(message)
-        killed = mesh.of(Service.GATEWAY)[0]
-        await killed.kill()
-    async with mesh.session.ws_connect(f"{mesh.url()}/v1/stream") as socket:
-        await socket.send_json(resume(0, streamed[0]))
-        await follow(socket, streamed)
-    await mesh.until_nothing_is_left()
-    told = await timeline(mesh, streamed[0].request_id)
-    tree = [  # what it says here while it goes, a process that is killed does not
-        span
-        for span in await exports.tree(TRACE_ID)
-        if span.resource["service.instance.id"] != killed.actor.identity.instance_id
-    ]
-    (resumed,) = [span for span in tree if span.name == f"resume {MODEL}"]
-    assert resumed.kind == "SERVER"
-    assert resumed.attributes["shoal.outcome"] == "completed"
-    parents = {span.parent_id for span in tree}
-    assert len(parents) == 1, "all are below the span that died with its gateway"
-    assert resumed.span_id not in parents
-    assert {span["name"] for span in told["spans"]} >= {"tokenize", "decode", f"resume {MODEL}"}
 
 
 # Collectors.
