@@ -101,7 +101,10 @@ class Handover:
         if len(submission[1]) > self._max_bytes():
             raise Unavailable("This request has become too large to be given to another scheduler.")
         self.num_resubmitted += 1
-        log.info("request goes on elsewhere", extra=about(request.request_id) | {"attempt": request.attempt})
+        log.info(
+            "request goes on elsewhere",
+            extra=about(request.request_id, request.spec.trace) | {"attempt": request.attempt},
+        )
         request.scheduler_id, request.submission = scheduler_id, submission
         request.sent_at, request.num_submissions = now, 1
         return [submission]

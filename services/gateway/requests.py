@@ -155,7 +155,7 @@ class OpenRequests:
         del self._requests[message.request_id]
         self._spans.moved(request)
         if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
-            log.info("request moved to another gateway", extra=about(message.request_id))
+            log.info("request moved to another gateway", extra=about(message.request_id, request.spec.trace))
 
     def adopted(self, message: RequestAdopted, now: float) -> tuple[OpenRequest | None, list[Outgoing]]:
         """A scheduler has pointed a request to this gateway, which nobody reads here yet. None if it is of no use."""

@@ -222,7 +222,8 @@ class Requests:
         )
         answers: Answers = [(message.gateway_id, adopted)]
         if former_id != message.gateway_id:
-            log.info("request adopted", extra=about(message.request_id) | {"gateway": message.gateway_id})
+            fields = about(message.request_id, stream.submission.trace)
+            log.info("request adopted", extra=fields | {"gateway": message.gateway_id})
             answers.append((former_id, RequestMoved(message.request_id, self._scheduler_id)))
         self._replay(stream, message.gateway_id, now, asker="adoption")
         return answers
@@ -345,7 +346,7 @@ class Requests:
     def _forget(self, stream: AnyStream) -> None:
         """Stop an attempt without a word: it goes on as another one, here or elsewhere."""
         if isinstance(stream, Stream) and stream.closed is None:
-            log.info("request goes on elsewhere", extra=about(stream.request_id))
+            log.info("request goes on elsewhere", extra=about(stream.request_id, stream.submission.trace))
             self._count(stream)
             self.metrics.moved(sum(stream.num_tokens()))
             self._spans.given_up(stream)
