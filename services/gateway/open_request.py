@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from services.gateway.config import GatewayConfig
 from services.gateway.streams import Stream
-from services.gateway.submissions import Outgoing, Submission
+from services.gateway.submissions import Outgoing, Submission, cancellation
 from shared import subjects
 from shared.codec import encode
 from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
 from shared.ids import InstanceId, RequestId
-from shared.messages import CancelRequest, Outcome, ReplayRequest, RequestClosed
+from shared.messages import Outcome, ReplayRequest, RequestClosed
 
 _MAX_REPLAY_PAUSE_S = 30.0
 _MAX_INCOMPLETE_ENDS = 5
@@ -141,5 +141,4 @@ class OpenRequest:
         """Tell its scheduler to stop it."""
         assert self.scheduler_id is not None
         self.cancel_sent_at = now
-        message = CancelRequest(self.request_id, gateway_id, self.attempt)
-        return subjects.inbox(self.scheduler_id), encode(message)
+        return cancellation(self.scheduler_id, self.request_id, gateway_id=gateway_id, attempt=self.attempt)

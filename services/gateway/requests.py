@@ -17,14 +17,11 @@ from services.gateway.handover import TRY_AGAIN_AFTER_S, Choose, Handover, nobod
 from services.gateway.open_request import OpenRequest
 from services.gateway.spans import GatewaySpans
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
-from services.gateway.submissions import Outgoing
-from shared import subjects
-from shared.codec import encode
+from services.gateway.submissions import Outgoing, cancellation
 from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
 from shared.log import about
 from shared.messages import (
-    CancelRequest,
     ChoiceText,
     ErrorInfo,
     Outcome,
@@ -160,14 +157,12 @@ class OpenRequests:
     def adopted(self, message: RequestAdopted, now: float) -> tuple[OpenRequest | None, list[Outgoing]]:
         """A scheduler has pointed a request to this gateway, which nobody reads here yet. None if it is of no use."""
         submission, scheduler_id = message.submission, message.scheduler_id
-        request = self._requests.get(submission.request_id)
-        if request is not None and submission.attempt <= request.attempt:
-            is_known = (scheduler_id, submission.attempt) == (request.scheduler_id, request.attempt)
-            stale = encode(CancelRequest(submission.request_id, self._gateway_id, submission.attempt))
-            is_wanted = request.cancelled_at is None
-            return request if is_known and is_wanted else None, [] if is_known else [
-                (subjects.inbox(scheduler_id), stale)
-            ]
+        request, attempt = self._requests.get(submission.request_id), submission.attempt
+        if request is not None and attempt <= request.attempt:
+            if (scheduler_id, attempt) == (request.scheduler_id, request.attempt):
+                return request if request.cancelled_at is None else None, []
+            stale = cancellation(scheduler_id, request.request_id, gateway_id=self._gateway_id, attempt=attempt)
+            return None, [stale]
         outgoing: list[Outgoing] = []
         if request is None:
             stream = Stream(submission.request_id, submission.num_choices)
