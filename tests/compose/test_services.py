@@ -9,6 +9,7 @@ import yaml
 
 from shared.config import MeshConfig, load
 from shared.ids import Service
+from shared.telemetry.otlp_settings import OtlpSettings, Signal, otlp_settings
 from tests.compose.docker import ROOT
 from tests.kubernetes.settings import config_of
 
@@ -94,10 +95,17 @@ def test_an_executor_with_devices_is_an_executor_in_everything_else() -> None:
     assert other["deploy"]["resources"]["limits"] == plain["deploy"]["resources"]["limits"]
 
 
-def test_nothing_is_sent_unless_somebody_says_where_to() -> None:
-    for service in map(str, Service):
-        assert _expand(SERVICES[service]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]) == ""
-        assert _expand(SERVICES[service]["environment"]["OTEL_METRICS_EXPORTER"]) == "none"  # they are read instead
+@pytest.mark.parametrize("service", [*map(str, Service)])
+def test_traces_are_sent_if_somebody_says_where_to_and_metrics_are_read_instead(service: str) -> None:
+    told = SERVICES[service]["environment"]
+    by_default = {name: _expand(value) for name, value in told.items()}
+    assert otlp_settings(by_default, Signal.TRACES) is otlp_settings(by_default, Signal.METRICS) is None
+    wished = by_default | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
+    assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "${OTEL_EXPORTER_OTLP_ENDPOINT:-}"
+    assert otlp_settings(wished, Signal.TRACES) == OtlpSettings("http://collector:4318/v1/traces")
+    assert otlp_settings(wished, Signal.METRICS) is None
+    assert told["SHOAL_TRACE_SAMPLE_RATIO"] == "${SHOAL_TRACE_SAMPLE_RATIO:-1}"
+    assert load(MeshConfig, by_default).trace_sample_ratio == MeshConfig().trace_sample_ratio
 
 
 @pytest.mark.parametrize("service", [*map(str, Service)])

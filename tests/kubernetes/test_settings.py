@@ -2,10 +2,12 @@
 
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 import pytest
 
 from shared.config import MeshConfig, load
+from shared.telemetry.otlp_settings import Signal, otlp_settings
 from tests.kubernetes.manifests import BUILDS, ROOT, SERVICES, build, environ, main_container, pods
 from tests.kubernetes.settings import config_of
 
@@ -34,8 +36,11 @@ def test_who_sends_traces_does_not_send_metrics_too() -> None:
     objects = build("everything")
     for service in SERVICES:
         told = environ(objects, main_container(pods(objects)[service]))
-        assert told["OTEL_EXPORTER_OTLP_ENDPOINT"].endswith(":4318")  # as the NetworkPolicy lets through
-        assert told["OTEL_METRICS_EXPORTER"] == "none"
+        traces = otlp_settings(told, Signal.TRACES)
+        assert traces is not None
+        assert urlsplit(traces.endpoint).port == 4318  # as the NetworkPolicy lets through
+        assert otlp_settings(told, Signal.METRICS) is None
+        assert told["SHOAL_TRACE_SAMPLE_RATIO"] == "1"
 
 
 def _of_image() -> dict[str, str]:
