@@ -79,6 +79,15 @@ class MeshConfig(Config):
         0, "port for /metrics, /healthz and /readyz, of every service; 0: none", minimum=0, maximum=65_535
     )
     drain_deadline_s: float = setting(20.0, "after SIGTERM, how long to finish what runs", minimum=0, maximum=3600)
+    trace_sample_ratio: float = setting(
+        1.0,
+        "share of requests whose spans are exported, where clients did not decide; 0: none, whatever clients say",
+        minimum=0,
+        maximum=1,
+    )
+    trace_store_requests: int = setting(
+        1000, "the latest so many requests can be looked up with `shoal trace`; 0: none", minimum=0, maximum=1_000_000
+    )
     switch_interval_ms: float = setting(
         1.0,
         "how long one thread of a process may hold Python's lock when another wants it",

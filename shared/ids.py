@@ -40,6 +40,20 @@ def new_request_id() -> RequestId:
     return RequestId(f"req-{secrets.token_hex(16)}")
 
 
+def sibling_ids(first: RequestId, count: int) -> list[RequestId]:
+    """The ids of the `count` requests to the mesh that one client request becomes, `first` and those derived from it.
+
+    So `first` alone is enough to find all of them again.
+    """
+    return [first, *(RequestId(f"{first}-{number}") for number in range(1, count))]
+
+
+def client_request_id(request_id: RequestId) -> RequestId:
+    """The client request that a request to the mesh belongs to: the first of its `sibling_ids`."""
+    end = request_id.find("-", len("req-"))
+    return request_id if end < 0 else RequestId(request_id[:end])
+
+
 def new_instance_id(service: Service) -> InstanceId:
     """A fresh instance id that starts with the service's name, such as `executor-1f0c9a7e`."""
     return InstanceId(f"{service}-{secrets.token_hex(4)}")

@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -22,7 +22,10 @@ from shared.clock import Clock, SystemClock
 from shared.config import Config, MeshConfig
 from shared.errors import ConfigError, OperatorError
 from shared.ids import Service, new_instance_id
+from shared.telemetry.answering import Answering
 from shared.telemetry.metering import MetricsSettings, metering
+from shared.telemetry.settings import tracing_of
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 from shared.transport.nats import NatsTransport
 
@@ -32,6 +35,8 @@ C = TypeVar("C", bound=Config)
 
 EXIT_BUG = 1
 EXIT_OPERATOR = 2
+_EXPORT_WITHIN_S = 1.0
+"""How long a process that leaves goes on exporting spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Parts(Generic[C]):
     clock: Clock
     mesh: MeshConfig
     config: C
+    tracing: Tracing = field(default_factory=Tracing)
 
 
 def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> NoReturn:
@@ -64,8 +70,9 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
     log.info("configured", extra=settings.describe(mesh) | settings.describe(config))
     sys.setswitchinterval(mesh.switch_interval_ms / 1000)
     transport = NatsTransport(mesh.nats_url, name=identity.name, answers_under=f"_INBOX.{service}")
-    parts = Parts(identity, transport, SystemClock(), mesh, config)
     try:
+        tracing = tracing_of(identity, mesh, os.environ)
+        parts = Parts(identity, transport, SystemClock(), mesh, config, tracing)
         asyncio.run(_serve(parts, build))
     except OperatorError as error:
         sys.exit(_complain(service, error))
@@ -116,9 +123,10 @@ async def _serve(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[An
     try:
         actor = await _start_unless(stop, parts, build)
         if actor is not None:
-            await _run_until(stop, actor, parts.mesh)
+            await _run_until(stop, actor, parts)
     finally:
         await parts.transport.close()
+        parts.tracing.close(_EXPORT_WITHIN_S)
     log.info("stopped")
     if actor is None:
         _leave_now()
@@ -146,13 +154,14 @@ async def _start_unless(
     return None
 
 
-async def _run_until(stop: asyncio.Event, actor: Actor[Any], mesh: MeshConfig) -> None:
-    metrics = MetricsSettings.of(mesh.metrics_host, mesh.metrics_port, os.environ)
+async def _run_until(stop: asyncio.Event, actor: Actor[Any], parts: Parts[Any]) -> None:
+    metrics = MetricsSettings.of(parts.mesh.metrics_host, parts.mesh.metrics_port, os.environ)
     async with actor, metering(actor, metrics):
+        await Answering(parts.identity, parts.transport, parts.tracing).start()
         log.info("started")
-        beside = [asyncio.create_task(_drain_on(stop, actor, mesh.drain_deadline_s))]
-        if mesh.health_file is not None:
-            beside.append(asyncio.create_task(_show_health(actor, mesh.health_file)))
+        beside = [asyncio.create_task(_drain_on(stop, actor, parts.mesh.drain_deadline_s))]
+        if parts.mesh.health_file is not None:
+            beside.append(asyncio.create_task(_show_health(actor, parts.mesh.health_file)))
         try:
             await actor.run()
         finally:

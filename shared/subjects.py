@@ -20,6 +20,10 @@ USAGE = f"{ROOT}.usage"
 """Records of what requests consumed; the broker keeps them."""
 
 
+TRACES = f"{ROOT}.traces"
+"""Asked of all instances: what do you know of this request?"""
+
+
 def presence(service: Service) -> str:
     """Beats of one kind of service."""
     return f"{ROOT}.presence.{service}"
@@ -34,6 +38,13 @@ def inbox(instance_id: InstanceId) -> str:
     """Messages for one instance; its id starts with its service's name."""
     service, _, unique = instance_id.partition("-")
     return f"{ROOT}.{_as_token(service)}.{_as_token(unique)}.inbox"
+
+
+def trace_answers(instance_id: InstanceId) -> str:
+    """What one instance is told when it has asked on `TRACES`. Not its inbox: executors may not write into those of
+    gateways."""
+    service, _, unique = instance_id.partition("-")
+    return f"{TRACES}.{_as_token(service)}.{_as_token(unique)}"
 
 
 def _as_token(name: str) -> str:

@@ -37,7 +37,7 @@ class RequestError(ShoalError):
         self.retry_after_s = retry_after_s
         """When to try again, if that makes sense."""
         self.request_id = request_id
-        """None if it never began."""
+        """What its trace is found by; None if the gateway gave it none."""
 
 
 class InvalidRequest(RequestError):

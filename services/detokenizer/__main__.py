@@ -19,6 +19,7 @@ async def build(parts: Parts[DetokenizerConfig]) -> DetokenizerService:
         decoding=load_decoding(ModelStore(mesh.home).folder(mesh.model)),
         max_open_choices=parts.config.max_open_choices,
         max_silence_s=parts.config.max_silence_s,
+        tracing=parts.tracing,
     )
 
 

@@ -23,6 +23,7 @@ from services.detokenizer.generations import Generation, Generations
 from services.detokenizer.incremental import Decoding, decoder_after
 from services.detokenizer.logprobs import LogprobTexts
 from services.detokenizer.outbox import Outbox
+from services.detokenizer.spans import DetokenizerSpans
 from services.detokenizer.stop_strings import StopScanner, stop_strings
 from shared.errors import ModelNotFound, RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
@@ -39,6 +40,7 @@ from shared.messages import (
     Usage,
 )
 from shared.presence import DEAD_AFTER_S
+from shared.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,14 @@ class OpenRequests:
     """Takes a scheduler's messages and puts what follows from them into an outbox."""
 
     def __init__(
-        self, decoding: Decoding, outbox: Outbox, *, model: str, max_open_choices: int, max_silence_s: float
+        self,
+        decoding: Decoding,
+        outbox: Outbox,
+        *,
+        model: str,
+        max_open_choices: int,
+        max_silence_s: float,
+        spans: DetokenizerSpans | None = None,
     ) -> None:
         """A request of which nothing is heard for `max_silence_s` is forgotten until something is."""
         self._decoding = decoding
@@ -72,6 +81,7 @@ class OpenRequests:
         self._model = model
         self._max_open_choices = max_open_choices
         self._max_silence_s = max_silence_s
+        self._spans = spans or DetokenizerSpans(Tracing())
         self._requests: dict[RequestId, _OpenRequest] = {}
         self._texts = LogprobTexts(decoding)
         self.gaps = Gaps(outbox, outbox.sender_id)
@@ -120,7 +130,7 @@ class OpenRequests:
             or (now - request.opened_at > DEAD_AFTER_S and not is_alive(request.opened.scheduler_id))
         ]
         for request_id in stale:
-            self._forget(request_id)
+            self._forget(request_id, "forgotten")
         self.num_forgotten += len(stale)
         return len(stale)
 
@@ -133,11 +143,13 @@ class OpenRequests:
                 self._cancel(opened)
             return
         if before is not None:
-            self._forget(opened.request_id)
+            self._forget(opened.request_id, "said_again")
+        self._spans.opened(opened)
         try:
             request = _OpenRequest(opened, self._new_choices(opened), now, now)
         except RequestError as error:
             self._ended.add(opened.request_id, generation)
+            self._spans.ended(opened.request_id, 0, Outcome.FAILED, error.code)
             self._fail(opened, (0,) * opened.num_choices, error)
             self._cancel(opened)
             return
@@ -196,7 +208,7 @@ class OpenRequests:
         else:
             self._outbox.add_event(request.opened.gateway_id, event)
             self.num_ended[str(event.outcome)] += 1
-            self._end(request)
+            self._end(request, closed.outcome)
 
     def _closed(self, request: _OpenRequest, closed: RequestClosed) -> RequestClosed:
         """The end as the gateway must learn it: after all text, with the counts that the stop strings made.
@@ -232,7 +244,7 @@ class OpenRequests:
         return None
 
     def _fail_open(self, request: _OpenRequest, error: RequestError) -> None:
-        self._end(request)
+        self._end(request, Outcome.FAILED, error.code)
         self._fail(request.opened, tuple(choice.num_tokens for choice in request.choices), error)
 
     def _fail(self, opened: RequestOpened, counts: tuple[int, ...], error: RequestError) -> None:
@@ -247,12 +259,13 @@ class OpenRequests:
         message = CancelRequest(opened.request_id, opened.gateway_id, opened.attempt)
         self._outbox.add_message(opened.scheduler_id, message)
 
-    def _end(self, request: _OpenRequest) -> None:
+    def _end(self, request: _OpenRequest, outcome: Outcome, error_code: str | None = None) -> None:
         self._ended.add(request.opened.request_id, request.generation)
-        self._forget(request.opened.request_id)
+        self._forget(request.opened.request_id, outcome, error_code)
 
-    def _forget(self, request_id: RequestId) -> None:
+    def _forget(self, request_id: RequestId, outcome: str, error_code: str | None = None) -> None:
         request = self._requests.pop(request_id)
+        self._spans.ended(request_id, sum(choice.num_tokens for choice in request.choices), outcome, error_code)
         self.num_open_choices -= len(request.choices)
         self.gaps.forget(request_id)
 

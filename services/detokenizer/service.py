@@ -11,6 +11,7 @@ from services.detokenizer.incremental import Decoding
 from services.detokenizer.metrics import detokenizer_instruments
 from services.detokenizer.open_requests import OpenRequests
 from services.detokenizer.outbox import Outbox
+from services.detokenizer.spans import DetokenizerSpans
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
@@ -18,6 +19,7 @@ from shared.ids import InstanceId
 from shared.messages import DecodeTokens, DetokenizerInbound, DetokenizerStatus, Presence
 from shared.presence import Directory
 from shared.telemetry.metrics import Instrument
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -41,13 +43,20 @@ class DetokenizerService(Actor[Inbound]):
         decoding: Decoding,
         max_open_choices: int,
         max_silence_s: float,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(identity, transport, DetokenizerInbound, clock)
         self._model = model
         self._max_open_choices = max_open_choices
         self._outbox = Outbox(identity.instance_id)
+        self._spans = DetokenizerSpans(tracing or Tracing())
         self._requests = OpenRequests(
-            decoding, self._outbox, model=model, max_open_choices=max_open_choices, max_silence_s=max_silence_s
+            decoding,
+            self._outbox,
+            model=model,
+            max_open_choices=max_open_choices,
+            max_silence_s=max_silence_s,
+            spans=self._spans,
         )
         self._directory = Directory(clock)
 
@@ -78,6 +87,7 @@ class DetokenizerService(Actor[Inbound]):
     async def on_stop(self) -> None:
         """Send what a drain left waiting."""
         await self._send_waiting()
+        self._spans.leave()
 
     def status(self) -> DetokenizerStatus:
         """Open choices and tokens so far."""

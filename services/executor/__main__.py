@@ -17,7 +17,13 @@ async def build(parts: Parts[ExecutorConfig]) -> Executor:
     folder = ModelStore(parts.mesh.home).folder(parts.mesh.model)
     runner, kv_cache_bytes = await asyncio.to_thread(_ready_runner, folder, parts.mesh.model, parts.config)
     return Executor(
-        parts.identity, parts.transport, parts.clock, runner, nice=parts.config.nice, kv_cache_bytes=kv_cache_bytes
+        parts.identity,
+        parts.transport,
+        parts.clock,
+        runner,
+        nice=parts.config.nice,
+        kv_cache_bytes=kv_cache_bytes,
+        tracing=parts.tracing,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from services.executor.metrics import ExecutorMetrics, executor_instruments
+from services.executor.spans import StepSpans
 from services.executor.step_thread import Runner, StepFinished, StepThread, StepThreadFailed
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
@@ -33,6 +34,7 @@ from shared.messages import (
 )
 from shared.presence import DEAD_AFTER_S, Directory
 from shared.telemetry.metrics import Instrument
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         *,
         nice: int = 0,
         kv_cache_bytes: int = 0,
+        tracing: Tracing | None = None,
     ) -> None:
         """`kv_cache_bytes` is the size of the cache of `runner`, for metrics."""
         super().__init__(identity, transport, ExecutorInbound, clock)
@@ -92,6 +95,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         self._runner = runner
         self._directory = Directory(clock)
         self._thread = StepThread(runner, self._report, nice=nice)
+        self._spans = StepSpans(tracing or Tracing())
         self._tenure: Tenure | None = None
         self._last_epoch = 0
         self._num_steps = 0
@@ -189,6 +193,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         self._last_epoch += 1
         self._tenure = Tenure(scheduler_id, self._last_epoch, self.clock.now())
         self._thread.reset(self._last_epoch)
+        self._spans.reset()
         log.info("held", extra={"scheduler": scheduler_id, "epoch": self._last_epoch})
         return self._tenure
 
@@ -211,6 +216,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         log.info("free", extra={"scheduler": self._tenure.scheduler_id, "epoch": self._tenure.epoch, "why": why})
         self._tenure = None
         self._thread.reset(0)
+        self._spans.reset()
 
     async def _run_step(self, message: RunStep) -> None:
         """Take the next plan; answer an old one again; ask for those before one that is too early."""
@@ -236,6 +242,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
             return
         tenure.next_step_id += 1
         tenure.num_waiting += 1
+        self._spans.planned(tenure.epoch, plan)
         self._thread.submit(tenure.epoch, plan)
 
     async def _step_finished(self, message: StepFinished) -> None:
@@ -248,6 +255,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         if self._tenure is not None and message.epoch == self._tenure.epoch:
             self._tenure.keep(message.result)
             await self._answer(self._tenure, message.result)
+        self._spans.finished(message)
 
     async def _answer(self, tenure: Tenure, result: StepResult) -> None:
         await self.send_to(tenure.scheduler_id, StepCompleted(self.identity.instance_id, tenure.epoch, result))

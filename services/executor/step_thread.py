@@ -6,6 +6,7 @@ callback, which is called in this thread.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -44,8 +45,10 @@ class StepFinished:
     num_tokens: int
     """Rows of the forward pass."""
     result: StepResult
-    num_rows: int = 0
+    num_rows: int
     """Choices that had a part in it."""
+    ended_ns: int
+    """When, since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +105,5 @@ class StepThread:
     def _step(self, epoch: int, plan: StepPlan) -> None:
         if epoch == self._epoch:
             result = self._runner.run(plan)
-            self._report(StepFinished(epoch, sum(plan.counts) + sum(result.num_drafted), result, len(plan.counts)))
+            num_tokens = sum(plan.counts) + sum(result.num_drafted)
+            self._report(StepFinished(epoch, num_tokens, result, len(plan.counts), time.time_ns()))

@@ -20,10 +20,8 @@ from shared.messages import ChatPrompt, Outcome, Prompt, SubmitRequest, Usage
 
 log = logging.getLogger(__name__)
 
-CHAT: Final = "chat"
-TEXT_COMPLETION: Final = "text_completion"
-UNKNOWN: Final = "unknown"
-"""Operations, by the names that OpenTelemetry has for them."""
+UNKNOWN_OPERATION: Final = "unknown"
+"""Stands where it cannot be told which of an `Endpoint`'s operations a request is."""
 
 REFUSED: Final = "refused"
 
@@ -79,12 +77,11 @@ def account_of(request: OpenRequest, end: End, now: float) -> Account:
 def operation_of(spec: Submission) -> str:
     """Which kind of request it is."""
     if isinstance(spec, SubmitRequest):
-        return CHAT if isinstance(spec.prompt, ChatPrompt) else TEXT_COMPLETION
+        return (Endpoint.CHAT if isinstance(spec.prompt, ChatPrompt) else Endpoint.COMPLETION).operation
     try:
-        endpoint = Presentation.unpack(spec.client).endpoint
+        return Presentation.unpack(spec.client).endpoint.operation
     except Unavailable:
-        return UNKNOWN
-    return CHAT if endpoint is Endpoint.CHAT else TEXT_COMPLETION
+        return UNKNOWN_OPERATION
 
 
 def record(account: Account) -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Final
 
-from services.gateway.accounts import CHAT, TEXT_COMPLETION, UNKNOWN
+from services.gateway.accounts import UNKNOWN_OPERATION
 from services.gateway.answers import UsageBody, content_logprobs, usage_of
 from services.gateway.attachments import Attachment, Attachments, resumed_elsewhere
 from services.gateway.chat import chat_draft
 from services.gateway.completions import completion_draft
-from services.gateway.drafts import Draft
+from services.gateway.drafts import Draft, Endpoint
 from services.gateway.failures import ErrorBody, retry_after_s
 from services.gateway.frames import (
     Accepted,
@@ -49,8 +49,8 @@ def draft_of(message: CreateRequest) -> Draft:
 def operation_in(message: CreateRequest) -> str:
     """Which kind of request a `request.create` asks for, whether or not it does so rightly."""
     if ("messages" in message.body) == ("prompt" in message.body):
-        return UNKNOWN
-    return CHAT if "messages" in message.body else TEXT_COMPLETION
+        return UNKNOWN_OPERATION
+    return (Endpoint.CHAT if "messages" in message.body else Endpoint.COMPLETION).operation
 
 
 def failed(error: RequestError, *, name: str | None = None, request_id: str | None = None) -> Failed:

@@ -19,7 +19,10 @@ from services.gateway.presentation import Presentation
 from services.gateway.resumption import find
 from services.gateway.streams import Reader
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError
+from shared.ids import new_request_id
 from shared.log import about
+from shared.messages import ErrorInfo, TraceContext
+from shared.telemetry import w3c
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +48,23 @@ class Channels:
     """What one connection has open."""
 
     def __init__(
-        self, caller: Caller, mesh: Mesh, attachments: Attachments, *, max_requests: int, on_news: Callable[[], None]
+        self,
+        caller: Caller,
+        mesh: Mesh,
+        attachments: Attachments,
+        *,
+        max_requests: int,
+        on_news: Callable[[], None],
+        parent: TraceContext | None = None,
     ) -> None:
-        """`on_news` is called whenever `take` may have something."""
+        """`on_news` is called whenever `take` may have something. Requests that do not say to which trace they belong
+        belong to that of `parent`."""
         self._caller = caller
         self._mesh = mesh
         self._attachments = attachments
         self._max_requests = max_requests
         self._on_news = on_news
+        self._parent = parent
         self._channels: dict[str, Channel] = {}
         self._searches: dict[_Search, asyncio.Task[None]] = {}
         self._ready: dict[Channel, None] = {}
@@ -72,15 +84,19 @@ class Channels:
         if message.id in self._channels:
             self._mesh.turned_away(operation_in(message), DuplicateId.code)
             raise DuplicateId(message.id)
+        request_id, operation = new_request_id(), operation_in(message)
+        self._mesh.spans.begin(request_id, operation, self._parent_of(message))
         try:
             self._check_room()
             draft = draft_of(message)
             presentation = Presentation.of(draft, name=message.id, wants_token_ids=message.token_ids)
             is_resumable = draft.answer.is_resumable
-            streams = self._mesh.admit(draft, self._caller, client=presentation.pack() if is_resumable else b"")
+            client = presentation.pack() if is_resumable else b""
+            streams = self._mesh.admit(draft, self._caller, request_id=request_id, client=client)
         except RequestError as error:
-            self._mesh.turned_away(operation_in(message), error.code)
-            self._refuse(error, name=message.id)
+            self._mesh.turned_away(operation, error.code, request_id)
+            self._mesh.spans.refused(request_id, ErrorInfo.of(error), self._caller.owner)
+            self._refuse(error, name=message.id, request_id=request_id)
             return
         self._open(
             Channel(
@@ -146,6 +162,11 @@ class Channels:
             if not channel.is_over:
                 self._mesh.num_disconnects += 1
             await channel.leave(may_come_back=self._may_come_back)
+
+    def _parent_of(self, message: CreateRequest) -> TraceContext | None:
+        if message.traceparent is None:
+            return self._parent
+        return w3c.parse([message.traceparent], [message.tracestate] if message.tracestate else [])
 
     def _check_room(self) -> None:
         if len(self._channels) + len(self._searches) >= self._max_requests:

@@ -6,7 +6,7 @@ from enum import Enum
 import msgspec
 
 from shared.ids import InstanceId, RequestId, new_seed
-from shared.messages import Prompt, SubmitRequest, TextOptions
+from shared.messages import Prompt, SubmitRequest, TextOptions, TraceContext
 from shared.sampling import SamplingParams
 
 
@@ -15,6 +15,15 @@ class Endpoint(Enum):
 
     CHAT = "chat"
     COMPLETION = "completion"
+
+    @property
+    def operation(self) -> str:
+        """What it is called in OpenTelemetry's conventions."""
+        return "chat" if self is Endpoint.CHAT else "text_completion"
+
+    def answer_id(self, request_id: RequestId) -> str:
+        """How the answer to a request is named in its own shape."""
+        return f"{'chatcmpl' if self is Endpoint.CHAT else 'cmpl'}-{request_id.removeprefix('req-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +40,6 @@ class AnswerOptions:
     """Whether a stream ends with what the request consumed."""
     is_resumable: bool = False
     """Whether the request outlives a connection that breaks."""
-
-
-def sibling_ids(first: RequestId, count: int) -> list[RequestId]:
-    """The ids of the `count` requests to the mesh that one client request becomes, `first` and those derived from it.
-
-    So `first` alone is enough to find all of them again.
-    """
-    return [first, *(RequestId(f"{first}-{number}") for number in range(1, count))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Draft:
         priority: int,
         owner: str = "",
         client: bytes = b"",
+        trace: TraceContext | None = None,
     ) -> SubmitRequest:
         """The message that asks for `prompt`; without a seed from the client, every submission has its own."""
         sampling = self.sampling if self.has_seed else msgspec.structs.replace(self.sampling, seed=new_seed())
@@ -90,4 +92,5 @@ class Draft:
             timeout_ms=self.timeout_ms,
             owner=owner,
             client=client,
+            trace=trace,
         )

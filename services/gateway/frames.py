@@ -31,6 +31,9 @@ class CreateRequest(msgspec.Struct, tag_field="type", tag="request.create", forb
     """Of `POST /v1/chat/completions` if it has `messages`, of `POST /v1/completions` if it has `prompt`."""
     token_ids: bool = False
     """Whether deltas carry the tokens that the text is made of."""
+    traceparent: str | None = None
+    """Where in a trace of the client's it belongs, as in the HTTP header; without it, what the connection's said."""
+    tracestate: str | None = None
 
 
 class CancelOpenRequest(msgspec.Struct, tag_field="type", tag="request.cancel", forbid_unknown_fields=True):
@@ -113,7 +116,7 @@ class Completed(msgspec.Struct, tag_field="type", tag="request.completed"):
 
 
 class Failed(msgspec.Struct, tag_field="type", tag="request.failed"):
-    """Terminal: refused (then without `request_id`, if it never had one), or failed."""
+    """Terminal: refused, or failed. Without `request_id` if it was never begun."""
 
     error: ErrorBody
     id: str | _Unset = msgspec.UNSET

@@ -20,6 +20,7 @@ from services.gateway.resumption import Resumption
 from services.gateway.shapes import shape_of
 from services.gateway.sse import EventStream, id_header, raise_if_failed
 from services.gateway.streams import Reader, Stream
+from shared.ids import RequestId
 
 
 class Generation:
@@ -41,13 +42,16 @@ class Generation:
         for events in list(self._event_streams):
             events.break_off()
 
-    async def create(self, request: web.Request, draft: Draft, caller: Caller) -> web.StreamResponse:
+    async def create(
+        self, request: web.Request, draft: Draft, caller: Caller, request_id: RequestId
+    ) -> web.StreamResponse:
         """Serve a new request from admission to its last byte.
 
         Whatever happens, nothing is left in the mesh, but for a resumable stream that its client can come back for.
         """
         presentation, is_resumable = Presentation.of(draft), draft.answer.is_resumable
-        streams = self._mesh.admit(draft, caller, client=presentation.pack() if is_resumable else b"")
+        client = presentation.pack() if is_resumable else b""
+        streams = self._mesh.admit(draft, caller, request_id=request_id, client=client)
         if not draft.answer.is_stream:
             return await self._whole(presentation, streams)
         events = self._events(request, presentation, partial(Reader, streams))

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from services.gateway.left_behind import LeftBehind
 from services.gateway.open_request import OpenRequest
 from services.gateway.submissions import Outgoing, next_attempt
+from shared import subjects
+from shared.codec import encode
 from shared.errors import Unavailable
 from shared.ids import InstanceId
 from shared.log import about
-from shared.messages import CancelRequest
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,9 @@ class Handover:
         if request.scheduler_id is not None:
             self._left_behind.add(request.scheduler_id, request.request_id, request.attempt)
 
-    def came_back(self, scheduler_id: InstanceId) -> list[CancelRequest]:
+    def came_back(self, scheduler_id: InstanceId) -> list[Outgoing]:
         """What to tell a scheduler that is heard again."""
-        return self._left_behind.take(scheduler_id)
+        return [(subjects.inbox(scheduler_id), encode(message)) for message in self._left_behind.take(scheduler_id)]
 
     def lose(self, request: OpenRequest, now: float) -> list[Outgoing]:
         """Its scheduler does not have a request any more, or cannot be heard: find another one."""

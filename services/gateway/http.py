@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from services.gateway.accounts import CHAT, TEXT_COMPLETION
 from services.gateway.attachments import Attachments
 from services.gateway.chat import chat_draft
 from services.gateway.completions import completion_draft
 from services.gateway.config import GatewayConfig
 from services.gateway.connections import SlowReaderWatch
+from services.gateway.drafts import Draft, Endpoint
 from services.gateway.failures import RequestFailed, encode_error, error_headers
 from services.gateway.generation import Generation
 from services.gateway.keys import Caller, Keys
@@ -25,8 +25,10 @@ from services.gateway.mesh import Mesh
 from services.gateway.models import list_models, one_model, readiness
 from services.gateway.resumption import counts_in, find
 from services.gateway.sockets import Sockets
+from services.gateway.span_attributes import parent_in
 from services.gateway.sse import REQUEST_ID_HEADER
 from services.gateway.tokenization import detokenize, tokenize
+from services.gateway.traces import Traces, wants_steps
 from services.gateway.validation import decode_json
 from shared.errors import InvalidRequest, NotFound, RequestError, TooLarge
 from shared.ids import new_request_id
@@ -37,7 +39,6 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_OPERATIONS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT_COMPLETION}
 _IDLE_CONNECTION_S = 75.0
 _BACKLOG = 1024
 """Connections that may wait to be taken when many clients come at once."""
@@ -57,6 +58,7 @@ class HttpServer:
         self._mesh = mesh
         self._config = config
         self._keys = Keys(config.api_keys)
+        self._traces = Traces(mesh)
         self._watch = SlowReaderWatch(mesh.clock, config.write_timeout_s)
         attachments = Attachments(mesh)
         self._generation = Generation(mesh, attachments, config)
@@ -80,6 +82,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError if the address is taken."""
+        await self._traces.start()
         self._runner = web.AppRunner(
             self._application(),
             handler_cancellation=True,  # a client that leaves is noticed at once, whatever its handler waits for
@@ -91,6 +94,7 @@ class HttpServer:
         await web.TCPSite(self._runner, self._config.host, self._config.port, backlog=_BACKLOG).start()
         host, port = self._runner.addresses[0][:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._mesh.spans.address = host, port
         self._mesh.on_tick.add(self._check_connections)
         log.info("listening", extra={"address": self.address})
 
@@ -120,6 +124,7 @@ class HttpServer:
                 web.post("/v1/chat/completions", self._chat_completions),
                 web.post("/v1/completions", self._completions),
                 web.get("/v1/requests/{request_id}/stream", self._resume, allow_head=False),
+                web.get("/v1/requests/{request_id}/trace", self._trace, allow_head=False),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.get("/v1/stream", self._sockets.handle, allow_head=False),
@@ -157,18 +162,21 @@ class HttpServer:
         return _json(one_model(self._mesh, request.match_info["model"]))
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        caller, body = await self._read(request)
-        return await self._generation.create(request, chat_draft(body), caller)
+        return await self._generate(request, Endpoint.CHAT, chat_draft)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        caller, body = await self._read(request)
-        return await self._generation.create(request, completion_draft(body), caller)
+        return await self._generate(request, Endpoint.COMPLETION, completion_draft)
 
     async def _resume(self, request: web.Request) -> web.StreamResponse:
         caller = self._keys.caller(request.headers)
         chars, tokens = counts_in(request.query)
         resumption = await find(self._mesh, request.match_info["request_id"], caller.owner, chars=chars, tokens=tokens)
         return await self._generation.resume(request, resumption)
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        caller = self._keys.caller(request.headers)
+        with_steps = wants_steps(request.query)
+        return _json(await self._traces.look_up(request.match_info["request_id"], caller.owner, with_steps=with_steps))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         _, body = await self._read(request)
@@ -178,9 +186,34 @@ class HttpServer:
         _, body = await self._read(request)
         return _json(await detokenize(self._mesh, body))
 
+    async def _generate(
+        self, request: web.Request, endpoint: Endpoint, draft_of: Callable[[dict[str, Any]], Draft]
+    ) -> web.StreamResponse:
+        request_id, owner = new_request_id(), None
+        self._mesh.spans.begin(request_id, endpoint.operation, parent_in(request.headers))
+        refusal: ErrorInfo | None = None
+        try:
+            caller = self._keys.caller(request.headers)
+            owner = caller.owner
+            draft = draft_of(await self._body(request))
+            return await self._generation.create(request, draft, caller, request_id)
+        except RequestError as error:
+            self._mesh.num_refused[error.code] += 1
+            self._mesh.turned_away(endpoint.operation, error.code, request_id)
+            refusal = ErrorInfo.of(error)
+            raise RequestFailed(refusal, request_id) from error
+        except Exception:
+            refusal = ErrorInfo.of(RequestError("Internal error."))
+            raise
+        finally:
+            self._mesh.spans.refused(request_id, refusal, owner)  # unless it was admitted
+
     async def _read(self, request: web.Request) -> tuple[Caller, dict[str, Any]]:
         """Whose request this is and the object in its body: the key is checked before anything is read."""
         caller = self._keys.caller(request.headers)
+        return caller, await self._body(request)
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
         self._mesh.check_open()
         if request.content_type != "application/json":
             raise InvalidRequest("Send the body with the header Content-Type: application/json.")
@@ -195,7 +228,7 @@ class HttpServer:
             raise InvalidRequest("The body could not be read: it ended early, or is not encoded as it says.") from error
         except TimeoutError:
             raise InvalidRequest("The body did not arrive in time.") from None
-        return caller, decode_json(data)
+        return decode_json(data)
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body must have at most {self._config.max_body_bytes} bytes.")
@@ -223,10 +256,7 @@ class HttpServer:
             response = await handler(request)
         except RequestError as error:
             self._mesh.num_refused[error.code] += 1
-            request_id = new_request_id()
-            if (operation := _OPERATIONS.get(request.path)) is not None:
-                self._mesh.turned_away(operation, error.code, request_id)
-            response = _failure(ErrorInfo.of(error), {REQUEST_ID_HEADER: request_id})
+            response = _failure(ErrorInfo.of(error))
         except RequestFailed as failure:
             response = _failure(failure.error, {REQUEST_ID_HEADER: failure.request_id} if failure.request_id else {})
         except web.HTTPException as error:

@@ -17,12 +17,13 @@ from services.gateway.admission import Admission
 from services.gateway.adoptions import Adoptions, unknown_request
 from services.gateway.calls import Calls, new_call_id
 from services.gateway.config import GatewayConfig
-from services.gateway.drafts import Draft, sibling_ids
+from services.gateway.drafts import Draft
 from services.gateway.keys import Caller
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.open_request import OpenRequest
 from services.gateway.priorities import Priorities
 from services.gateway.requests import OpenRequests
+from services.gateway.spans import GatewaySpans
 from services.gateway.streams import End, Stream
 from services.gateway.submissions import Outgoing
 from services.gateway.usage import UsageRecords
@@ -30,7 +31,7 @@ from shared import subjects
 from shared.clock import Clock
 from shared.codec import encode
 from shared.errors import Disconnected, InvalidRequest, MessageError, Overloaded, TooLarge, Unavailable
-from shared.ids import InstanceId, RequestId, Service, new_request_id
+from shared.ids import InstanceId, RequestId, Service, new_request_id, sibling_ids
 from shared.messages import (
     Message,
     Presence,
@@ -42,6 +43,7 @@ from shared.messages import (
     TokensDetokenized,
 )
 from shared.presence import Directory
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 from shared.usage import UsageOutbox
 
@@ -74,6 +76,7 @@ class Mesh:
         config: GatewayConfig,
         *,
         logs_content: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         """`logs_content`: write what was asked and answered into the log."""
         self.transport = transport
@@ -82,13 +85,15 @@ class Mesh:
         self.admission = Admission(self.directory, clock)
         self.usage = UsageOutbox(transport)
         self.metrics = GatewayMetrics()
+        self.spans = GatewaySpans(tracing or Tracing())
         self.requests = OpenRequests(
             gateway_id,
             config,
             self.admission.another_scheduler,
             lambda: self.transport.max_payload,
-            self._ended,
-            self._first_token,
+            on_end=self._ended,
+            on_first_token=self._first_token,
+            spans=self.spans,
         )
         self.adoptions = Adoptions(gateway_id, config)
         self.calls = Calls(config)
@@ -100,7 +105,7 @@ class Mesh:
         """Client requests that were never opened, by the error's code."""
         self.on_tick: set[Callable[[], None]] = set()
         """Called whenever time has passed."""
-        self._gateway_id = gateway_id
+        self.gateway_id = gateway_id
         self._config = config
         self._priorities = Priorities(config.best_priorities)
         self._records = UsageRecords(gateway_id, self.usage.add)
@@ -116,13 +121,17 @@ class Mesh:
         if not self.transport.is_connected:
             raise Unavailable("This gateway has lost its message broker.", retry_after_s=_RETRY_AFTER_S)
 
-    def admit(self, draft: Draft, caller: Caller, *, client: bytes = b"") -> list[Stream]:
+    def admit(
+        self, draft: Draft, caller: Caller, *, request_id: RequestId | None = None, client: bytes = b""
+    ) -> list[Stream]:
         """Open one request for each prompt of `draft`, all or none; `submit` sends them.
 
-        `client` is what any gateway needs to tell the answer again; without it the request cannot be resumed. Whoever
-        calls this calls `cancel` with the result when it loses interest, whatever happened until then.
-        Raises Unavailable, ModelNotFound, NotAllowed, Overloaded or TooLarge.
+        `request_id` is that of the first, a fresh one by default; `client` is what any gateway needs to tell the answer
+        again; without it the request cannot be resumed. Whoever calls this calls `cancel` with the result when it loses
+        interest, whatever happened until then. Raises Unavailable, ModelNotFound, NotAllowed, Overloaded or TooLarge.
         """
+        request_id = request_id or new_request_id()
+        trace = self.spans.asked(request_id, draft, caller.tenant)
         self.check_open()
         self.admission.check_model(draft.model)
         priority = self._priorities.of(caller.tenant, draft.priority)
@@ -131,17 +140,18 @@ class Mesh:
             raise Overloaded("Too many requests are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
         scheduler_id = self.admission.choose_scheduler(draft.model, len(draft.prompts))
         subject = subjects.tokenize(draft.model)
-        request_ids = sibling_ids(new_request_id(), len(draft.prompts))
+        request_ids = sibling_ids(request_id, len(draft.prompts))
         messages = [
             draft.submission(
                 prompt,
                 request_id,
-                gateway_id=self._gateway_id,
+                gateway_id=self.gateway_id,
                 scheduler_id=scheduler_id,
                 tenant=caller.tenant,
                 priority=priority,
                 owner=caller.owner,
                 client=client,
+                trace=trace,
             )
             for prompt, request_id in zip(draft.prompts, request_ids, strict=True)
         ]
@@ -150,7 +160,9 @@ class Mesh:
         self.num_requests += len(messages)
         for message in messages:
             self.metrics.request_opened(operation_of(message))
-        return [self.requests.open(*one, now) for one in zip(messages, submissions, strict=True)]
+        streams = [self.requests.open(*one, now) for one in zip(messages, submissions, strict=True)]
+        self.spans.admitted(streams, caller.owner)
+        return streams
 
     def turned_away(self, operation: str, code: str, request_id: str = "") -> None:
         """A client was refused a request, with an error's code, that was never opened."""
@@ -164,17 +176,20 @@ class Mesh:
 
     async def cancel(self, streams: Sequence[Stream]) -> None:
         """Stop those that have not ended."""
+        self.spans.left(streams)
         for stream in streams:
             await self.publish(self.requests.cancel(stream, self.clock.now()))
 
     async def detach(self, streams: Sequence[Stream]) -> None:
         """Nobody reads these any more, but somebody may come back for them: those that are not resumed within the
         grace period are cancelled. Nothing happens to those that have ended, or in a gateway that leaves."""
+        self.spans.left(streams)
         for stream in streams:
             await self.publish(self.requests.detach(stream, self.clock.now()))
 
     def attach(self, streams: Sequence[Stream]) -> None:
         """Somebody reads these (again)."""
+        self.spans.attached(streams)
         for stream in streams:
             self.requests.attach(stream)
 
@@ -208,7 +223,7 @@ class Mesh:
         if len(self.calls) >= self._config.max_open_requests:
             raise Overloaded("Too many questions are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
         call_id = new_call_id()
-        outgoing = subjects.tokenize(model), self._fitting(question(call_id, self._gateway_id))
+        outgoing = subjects.tokenize(model), self._fitting(question(call_id, self.gateway_id))
         answer = self.calls.add(call_id, kind, outgoing, self.clock.now())
         await self.publish([outgoing])
         return await answer
@@ -241,6 +256,8 @@ class Mesh:
         request, outgoing = self.requests.adopted(message, self.clock.now())
         if is_new and request is not None and not request.had_ended:
             self.num_requests += 1  # it will be counted here when it ends
+        if is_new and request is not None:
+            self.spans.adopted(request)
         await self.publish(outgoing)
         if request is not None:
             self.adoptions.found(message.query_id, request)

@@ -13,9 +13,11 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
 from shared.ids import InstanceId, RequestId
-from shared.messages import CancelRequest, ReplayRequest
+from shared.messages import CancelRequest, Outcome, ReplayRequest, RequestClosed
 
 _MAX_REPLAY_PAUSE_S = 30.0
+_MAX_INCOMPLETE_ENDS = 5
+"""So often an end without all of the output before it is taken for a loss on the way."""
 _REPLAY_INTERVAL_S = 0.5
 """However much seems to be missing, a scheduler is not asked for it more often than this."""
 
@@ -116,6 +118,14 @@ class OpenRequest:
     def hurry(self, now: float) -> None:
         """Something is missing: ask soon."""
         self.ask_at = min(self.ask_at, max(now, self.asked_at + _REPLAY_INTERVAL_S))
+
+    def is_cut_short(self, closed: RequestClosed) -> bool:
+        """Whether an end has come without all of the output before it, which may still be had from its scheduler."""
+        is_complete = all(choice.finish_reason is not None for choice in self.stream.choices)
+        if closed.outcome is not Outcome.COMPLETED or is_complete or self.cancelled_at is not None:
+            return False
+        self.num_incomplete_ends += 1
+        return self.num_incomplete_ends < _MAX_INCOMPLETE_ENDS and self.scheduler_id is not None
 
     def question(self, gateway_id: InstanceId, now: float) -> Outgoing:
         """Ask its scheduler whether there is more than what is here, and after a longer pause once more."""

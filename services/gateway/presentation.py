@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from services.gateway.drafts import Draft, Endpoint, sibling_ids
+from services.gateway.drafts import Draft, Endpoint
 from shared.codec import Decoder, encode
 from shared.errors import MessageError, Unavailable
-from shared.ids import RequestId
+from shared.ids import RequestId, sibling_ids
 from shared.messages import Message
 
 _VERSION: Final = 1

@@ -15,6 +15,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.ends import end_of, unavailable
 from services.gateway.handover import TRY_AGAIN_AFTER_S, Choose, Handover, nobody
 from services.gateway.open_request import OpenRequest
+from services.gateway.spans import GatewaySpans
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
 from services.gateway.submissions import Outgoing
 from shared import subjects
@@ -36,14 +37,13 @@ from shared.messages import (
     SubmitRequest,
     TextProduced,
 )
+from shared.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
 _REPEAT_CANCEL_AFTER_S = 1.0
 _DEADLINE_GRACE_S = 1.0
 """A request's time runs at its scheduler, which says what it consumed. So much later it ends here in any case."""
-_MAX_INCOMPLETE_ENDS = 5
-"""So often an end without all of the output before it is taken for a loss on the way."""
 _MAX_BYTES = 1 << 20
 
 
@@ -56,8 +56,10 @@ class OpenRequests:
         config: GatewayConfig,
         choose: Choose = nobody,
         max_bytes: Callable[[], int] = lambda: _MAX_BYTES,
+        *,
         on_end: Callable[[OpenRequest, End], None] = lambda _request, _end: None,
         on_first_token: Callable[[OpenRequest], None] = lambda _request: None,
+        spans: GatewaySpans | None = None,
     ) -> None:
         """`choose` finds a scheduler for a request that lost its own; `max_bytes` is what a message may have; `on_end`
         is told of each request that ends for its client, also of one whose end another gateway may have told;
@@ -74,6 +76,7 @@ class OpenRequests:
         self._config = config
         self._on_end = on_end
         self._on_first_token = on_first_token
+        self._spans = spans or GatewaySpans(Tracing())
         self._requests: dict[RequestId, OpenRequest] = {}
 
     def __len__(self) -> int:
@@ -116,6 +119,7 @@ class OpenRequests:
         if message.error.status == Unavailable.status:
             outgoing = self._hand_over(request, self.handover.redirect, now)
             if outgoing is not None:
+                self._spans.retried(request, "refused")
                 return outgoing
         self._settle(request, End(Outcome.FAILED, error=message.error))
         return []
@@ -140,7 +144,7 @@ class OpenRequests:
         if request.cancelled_at is not None:
             self._settle(request, End(Outcome.CANCELLED))
         elif request.is_taken:
-            return self._lose(request, now)
+            return self._lose(request, now, "scheduler_lost_it")
         return []
 
     def moved(self, message: RequestMoved) -> None:
@@ -149,6 +153,7 @@ class OpenRequests:
         if request is None or message.scheduler_id != request.scheduler_id:
             return
         del self._requests[message.request_id]
+        self._spans.moved(request)
         if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
             log.info("request moved to another gateway", extra=about(message.request_id))
 
@@ -158,9 +163,11 @@ class OpenRequests:
         request = self._requests.get(submission.request_id)
         if request is not None and submission.attempt <= request.attempt:
             is_known = (scheduler_id, submission.attempt) == (request.scheduler_id, request.attempt)
-            stale = CancelRequest(submission.request_id, self._gateway_id, submission.attempt)
+            stale = encode(CancelRequest(submission.request_id, self._gateway_id, submission.attempt))
             is_wanted = request.cancelled_at is None
-            return request if is_known and is_wanted else None, [] if is_known else [_to(scheduler_id, stale)]
+            return request if is_known and is_wanted else None, [] if is_known else [
+                (subjects.inbox(scheduler_id), stale)
+            ]
         outgoing: list[Outgoing] = []
         if request is None:
             stream = Stream(submission.request_id, submission.num_choices)
@@ -182,12 +189,12 @@ class OpenRequests:
             if request.cancelled_at is not None:
                 self._believe(request)
             else:
-                outgoing += self._lose(request, now)
+                outgoing += self._lose(request, now, "scheduler_lost")
         return outgoing
 
     def scheduler_found(self, scheduler_id: InstanceId, now: float) -> list[Outgoing]:
         """A scheduler is there, or has another model: it drops what goes on elsewhere, and gets what waits."""
-        outgoing = [_to(scheduler_id, message) for message in self.handover.came_back(scheduler_id)]
+        outgoing = self.handover.came_back(scheduler_id)
         for request in [each for each in self._requests.values() if each.scheduler_id is None]:
             outgoing += self._hand_over(request, self.handover.find_home, now) or []
         return outgoing
@@ -276,6 +283,7 @@ class OpenRequests:
         request.heard_at = now
         request.went_on(now, self._config)
         request.stream.accept()
+        self._spans.taken(request)
 
     def _text(self, request: OpenRequest, text: ChoiceText, now: float) -> list[Outgoing]:
         if not 0 <= text.index < len(request.stream.choices):
@@ -300,17 +308,16 @@ class OpenRequests:
         return []
 
     def _closed(self, request: OpenRequest, closed: RequestClosed, now: float) -> list[Outgoing]:
-        is_incomplete = any(choice.finish_reason is None for choice in request.stream.choices)
-        if closed.outcome is Outcome.COMPLETED and is_incomplete and request.cancelled_at is None:
-            request.num_incomplete_ends += 1
-            if request.num_incomplete_ends < _MAX_INCOMPLETE_ENDS and request.scheduler_id is not None:
-                request.hurry(now)
-                return []
+        if request.is_cut_short(closed):
+            request.hurry(now)
+            return []
         self._settle(request, end_of(request, closed))
         return []
 
-    def _lose(self, request: OpenRequest, now: float) -> list[Outgoing]:
-        return self._hand_over(request, self.handover.lose, now) or []
+    def _lose(self, request: OpenRequest, now: float, reason: str) -> list[Outgoing]:
+        outgoing = self._hand_over(request, self.handover.lose, now) or []
+        self._spans.retried(request, reason)
+        return outgoing
 
     def _hand_over(
         self, request: OpenRequest, how: Callable[[OpenRequest, float], list[Outgoing] | None], now: float
@@ -392,9 +399,6 @@ class OpenRequests:
         if not request.stream.close(end):
             return
         self._on_end(request, end)
+        self._spans.ended(request)
         if not request.had_ended:
             self.num_ended[end.outcome] += 1
-
-
-def _to(scheduler_id: InstanceId, message: CancelRequest) -> Outgoing:
-    return subjects.inbox(scheduler_id), encode(message)

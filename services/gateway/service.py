@@ -27,6 +27,7 @@ from shared.messages import (
     TokensDetokenized,
 )
 from shared.telemetry.metrics import Instrument, MetricsPage
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
 
@@ -41,10 +42,11 @@ class Gateway(Actor[GatewayInbound]):
         config: GatewayConfig,
         *,
         logs_content: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         """`logs_content`: write prompts and outputs into the log."""
         super().__init__(identity, transport, GatewayInbound, clock)
-        self.mesh = Mesh(identity.instance_id, transport, clock, config, logs_content=logs_content)
+        self.mesh = Mesh(identity.instance_id, transport, clock, config, logs_content=logs_content, tracing=tracing)
         self.server = HttpServer(self.mesh, config)
 
     async def handle(self, message: GatewayInbound | Tick) -> None:
@@ -130,4 +132,5 @@ class Gateway(Actor[GatewayInbound]):
         self.mesh.is_draining = True
         await self.mesh.end_all()
         await self.server.stop()
+        self.mesh.spans.leave()
         await self.mesh.usage.stop()

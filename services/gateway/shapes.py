@@ -34,7 +34,7 @@ class Shape(Protocol):
 
 def shape_of(presentation: Presentation, streams: Sequence[Stream]) -> Shape:
     """How the answer that `streams` make up looks; it is named after the first of them."""
-    unique = streams[0].request_id.removeprefix("req-")
+    answer_id = presentation.endpoint.answer_id(streams[0].request_id)
     if presentation.endpoint is Endpoint.CHAT:
-        return ChatShape(presentation, f"chatcmpl-{unique}")
-    return CompletionShape(presentation, f"cmpl-{unique}", streams)
+        return ChatShape(presentation, answer_id)
+    return CompletionShape(presentation, answer_id, streams)

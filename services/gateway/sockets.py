@@ -8,13 +8,19 @@ from services.gateway.attachments import Attachments
 from services.gateway.channels import Channels
 from services.gateway.config import GatewayConfig
 from services.gateway.connections import SlowReaderWatch
+from services.gateway.failures import RequestFailed
 from services.gateway.frames import JSON, MSGPACK, Encoding, GoingAway
 from services.gateway.keys import KEY_PROTOCOL_PREFIX, Keys
 from services.gateway.mesh import Mesh
+from services.gateway.span_attributes import parent_in
 from services.gateway.websocket import POLICY_VIOLATION, SERVICE_RESTART, SocketConnection
 from services.gateway.wire import Wire
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, RequestError
+from shared.ids import new_request_id
+from shared.messages import ErrorInfo
 
+_SPAN: Final = "GET /v1/stream"
+"""What the span of a connection that is refused is called."""
 _ENCODINGS: Final = {encoding.subprotocol: encoding for encoding in (JSON, MSGPACK)}
 
 
@@ -36,11 +42,19 @@ class Sockets:
         return len(self._connections)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Serve one connection until it ends. Raises RequestError instead of opening it."""
-        caller = self._keys.caller(request.headers)
-        self._mesh.check_open()
-        encoding = _encoding(request.headers.get("Sec-WebSocket-Protocol", ""))
-        wire = await Wire.open(request, encoding, self._config)
+        """Serve one connection until it ends. Raises RequestFailed instead of opening it."""
+        parent = parent_in(request.headers)
+        try:
+            caller = self._keys.caller(request.headers)
+            self._mesh.check_open()
+            encoding = _encoding(request.headers.get("Sec-WebSocket-Protocol", ""))
+            wire = await Wire.open(request, encoding, self._config)
+        except RequestError as error:
+            request_id, info = new_request_id(), ErrorInfo.of(error)
+            self._mesh.num_refused[error.code] += 1
+            self._mesh.spans.begin(request_id, _SPAN, parent)
+            self._mesh.spans.refused(request_id, info, None)
+            raise RequestFailed(info, request_id) from error
         connection = SocketConnection(
             wire,
             lambda on_news: Channels(
@@ -49,6 +63,7 @@ class Sockets:
                 self._attachments,
                 max_requests=self._config.max_requests_per_socket,
                 on_news=on_news,
+                parent=parent,
             ),
         )
         self._connections.add(connection)

@@ -4,6 +4,7 @@ A reader that is slow finds more at its next look, as one longer piece; nobody w
 by the request's own output. Owns the logs. Does not own deadlines, nor what is sent to the mesh (`requests`).
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -93,6 +94,10 @@ class Stream:
         self.choices = [ChoiceLog() for _ in range(num_choices)]
         self.is_accepted = False
         self.end: End | None = None
+        self.num_told = 0
+        """Deltas that readers took: of this request, and of those that belong to the same client request."""
+        self.first_told_ns = 0
+        """When they took the first, in nanoseconds since 1970."""
         self._readers: list[Reader] = []
 
     def accept(self) -> None:
@@ -119,6 +124,12 @@ class Stream:
         for reader in self._readers:
             reader.notify()
         return True
+
+    def told(self, num_deltas: int) -> None:
+        """Note that a reader took so many deltas."""
+        if not self.num_told:
+            self.first_told_ns = time.time_ns()
+        self.num_told += num_deltas
 
     def attach(self, reader: "Reader") -> None:
         """Have `reader` told of what is new."""
@@ -219,7 +230,10 @@ class Reader:
 
     def take(self) -> list[Delta]:
         """Everything that is new since the last call, at most one delta a choice, by index."""
-        return [delta for place in self._places if (delta := place.take()) is not None]
+        deltas = [delta for place in self._places if (delta := place.take()) is not None]
+        if deltas:
+            self.streams[0].told(len(deltas))
+        return deltas
 
     def close(self) -> None:
         """Be told of nothing more."""

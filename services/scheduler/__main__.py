@@ -22,7 +22,7 @@ async def build(parts: Parts[SchedulerConfig]) -> SchedulerService:
             max_bytes=config.recording_max_mb << 20,
             keeps_plans=config.recording_plans,
         )
-    return SchedulerService(parts.identity, parts.transport, parts.clock, config, recording)
+    return SchedulerService(parts.identity, parts.transport, parts.clock, config, recording, parts.tracing)
 
 
 if __name__ == "__main__":

@@ -91,8 +91,9 @@ def _size(item: _Item) -> int:
             num_alternatives = sum(1 + len(each.top_logprobs) for each in item.logprobs if each is not None)
             return _ITEM_BYTES + 4 * len(item.token_ids) + 16 * (num_alternatives + len(item.logprobs))
         case RequestOpened():
-            text = item.text
-            return 4 * _ITEM_BYTES + sum(4 * len(stop) + 5 for stop in text.stop) + 4 * len(text.context_token_ids)
+            text, state = item.text, item.trace.state if item.trace is not None else ""
+            num_stop_bytes = sum(4 * len(stop) + 5 for stop in text.stop)
+            return 4 * _ITEM_BYTES + num_stop_bytes + 4 * len(text.context_token_ids) + len(state)
         case RequestClosed():
             error = item.error.message if item.error else ""
             return 4 * _ITEM_BYTES + 4 * len(error) + 5 * len(item.usage.num_output_tokens)

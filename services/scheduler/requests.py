@@ -22,6 +22,7 @@ from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.orphans import Orphans
 from services.scheduler.pace import RETRY_AFTER_S
 from services.scheduler.retention import Retention
+from services.scheduler.spans import SchedulerSpans
 from services.scheduler.streams import AnyStream, EndedStream, Stream
 from services.scheduler.usage import UsageRecords
 from shared.errors import DeadlineExceeded, RequestError, Unavailable
@@ -86,8 +87,10 @@ class Requests:
         directory: Directory,
         config: SchedulerConfig,
         usage: UsageRecords,
+        spans: SchedulerSpans,
     ) -> None:
-        """`usage` writes down what requests consumed that have no gateway to do it."""
+        """`usage` writes down what requests consumed that have no gateway to do it; `spans` follows those that are to
+        be followed."""
         self.totals = Totals()
         self.metrics = SchedulerMetrics()
         self.is_draining = False
@@ -99,6 +102,7 @@ class Requests:
         self._fleet = fleet
         self._directory = directory
         self._usage = usage
+        self._spans = spans
         self._intake = Intake(fleet, config)
         self._deadlines = Deadlines()
         self._ended = Memory()
@@ -139,6 +143,7 @@ class Requests:
                 self._accept(message, now)
             except RequestError as error:
                 self.metrics.refused(error.code)
+                self._spans.refused(message, error)
                 refusal = RequestRefused(message.request_id, ErrorInfo.of(error), message.attempt)
                 return [(message.gateway_id, refusal)]
         num_tokens = len(message.prompt_token_ids)
@@ -231,6 +236,7 @@ class Requests:
             if stream is not None and stream.first_step_at is None:
                 stream.first_step_at = now
                 self.metrics.queue.record(now - stream.arrived_at, stream.opened.model)
+                self._spans.started(stream)
                 self._intake.started(stream.request, now)
 
     def take(self, events: Iterable[Event], now: float, *, is_late: bool = False) -> None:
@@ -305,8 +311,11 @@ class Requests:
             text=message.text,
             num_choices=message.num_choices,
             attempt=message.attempt,
+            trace=message.trace,
         )
-        self.delivery.open(Stream(request, replace(message, resumed=()), opened, now), detokenizers)
+        stream = Stream(request, replace(message, resumed=()), opened, now)
+        self.delivery.open(stream, detokenizers)
+        self._spans.opened(stream)
         if request.is_finished:  # only its end had not been told
             self.take([RequestEnded(request, Outcome.COMPLETED)], now)
         if self._cancelled_early.has(request.request_id, message.attempt):
@@ -326,6 +335,7 @@ class Requests:
         closed = RequestClosed(
             request.request_id, event.outcome, _usage_of(stream), stream.timing(now), error, attempt=stream.attempt
         )
+        self._spans.closed(stream, closed)
         self.delivery.close(closed, now)
         self.metrics.over(str(event.outcome), error.code if error else "")
         self._ended.add(request.request_id, stream.attempt)
@@ -338,6 +348,7 @@ class Requests:
             log.info("request goes on elsewhere", extra=about(stream.request_id))
             self._count(stream)
             self.metrics.moved(sum(stream.num_tokens()))
+            self._spans.given_up(stream)
             self._deadlines.discard(stream.request_id)
             self._fleet.cancel(stream.request_id)
         self.delivery.forget(stream)

@@ -18,6 +18,7 @@ from services.scheduler.pinning import PinReader, PinsRead, follow_pins
 from services.scheduler.recording.recorded_fleet import RecordedFleet
 from services.scheduler.recording.recording import Recording
 from services.scheduler.requests import Requests
+from services.scheduler.spans import SchedulerSpans
 from services.scheduler.usage import UsageRecords
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
@@ -46,6 +47,7 @@ from shared.messages import (
 )
 from shared.presence import Directory
 from shared.telemetry.metrics import Instrument
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 from shared.usage import UsageOutbox
 
@@ -62,6 +64,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         clock: Clock,
         config: SchedulerConfig,
         recording: Recording | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`recording`, if there is one, gets every decision, and is closed at the end."""
         super().__init__(identity, transport, SchedulerInbound, clock)
@@ -71,7 +74,8 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         self._fleet = self._make_fleet()
         self._usage = UsageOutbox(transport)
         records = UsageRecords(identity.instance_id, self._usage.add)
-        self._requests = Requests(identity.instance_id, self._fleet, self._directory, config, records)
+        self._spans = SchedulerSpans(tracing or Tracing(), self._fleet, clock)
+        self._requests = Requests(identity.instance_id, self._fleet, self._directory, config, records, self._spans)
         self._metrics = self._requests.metrics
         self._attachments = Attachments(identity.instance_id)
         self._pins = PinReader(transport, self.post)
@@ -93,6 +97,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             detach = DetachExecutor(self.identity.instance_id, attachment.epoch)
             await self.send_to(attachment.executor_id, detach)
         self._requests.leave(self.clock.now())
+        self._spans.leave()
         await self._usage.stop()
 
     def is_idle(self) -> bool:
@@ -144,6 +149,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                 if plan is None:
                     break
                 self._metrics.plan.record(self.clock.now() - began)
+                plan = self._spans.planned(attachment.executor_id, plan)
                 self._requests.started((assignment.request_id for assignment in plan.assigned), now)
                 await self.send_to(attachment.executor_id, attachment.sent(plan, now))
         for executor_id in self._fleet.drained_executors():
@@ -186,6 +192,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             return  # of an epoch that is over
         began, num_before = self.clock.now(), self._requests.totals.num_output_tokens
         if attachment.answered(message.result.step_id, began):
+            self._spans.completed(message.executor_id, message.result)
             self._take(self._fleet.apply(message.executor_id, message.result))
             num_sampled = len(message.result.token_ids) - len(message.result.failures)
             self._metrics.num_unused_tokens += num_sampled - (self._requests.totals.num_output_tokens - num_before)
@@ -217,6 +224,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         log.log(logging.WARNING if has_died else logging.INFO, "lost an executor", extra={"executor": executor_id})
         self._attachments.remove(executor_id)
         self._metrics.executors_lost.add(1, "died" if has_died else "left")
+        self._spans.executor_lost(executor_id, "executor_lost" if has_died else "executor_let_go")
         self._requests.totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
         self._take(self._fleet.remove_executor(executor_id, has_died=has_died))
 

@@ -19,6 +19,7 @@ async def build(parts: Parts[TokenizerConfig]) -> TokenizerService:
         encoder=load_encoder(ModelStore(mesh.home).folder(mesh.model), max_model_len=config.max_model_len),
         inline_chars=config.inline_chars,
         max_waiting_prompts=config.max_waiting_prompts,
+        tracing=parts.tracing,
     )
 
 

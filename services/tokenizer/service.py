@@ -13,12 +13,14 @@ from typing import TypeAlias, assert_never
 from services.tokenizer.answers import Answer, Question, num_chars, refusal, timed_answer
 from services.tokenizer.encoding import PromptEncoder
 from services.tokenizer.metrics import TokenizerMetrics, tokenizer_instruments
+from services.tokenizer.spans import TokenizerSpans
 from shared import codec, subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
 from shared.errors import Overloaded, TooLarge
 from shared.messages import DetokenizeTokens, SubmitRequest, TokenizePrompt, TokenizerInbound, TokenizerStatus
 from shared.telemetry.metrics import Instrument
+from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
 QUEUE = "tokenizers"
@@ -41,6 +43,7 @@ class TokenizerService(Actor[Inbound]):
         encoder: PromptEncoder,
         inline_chars: int,
         max_waiting_prompts: int,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(identity, transport, TokenizerInbound, clock)
         self._model = model
@@ -49,6 +52,7 @@ class TokenizerService(Actor[Inbound]):
         self._max_waiting_prompts = max_waiting_prompts
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
         self._metrics = TokenizerMetrics()
+        self._spans = TokenizerSpans(tracing or Tracing())
         self._num_waiting = 0
         self._num_requests = 0
         self._num_tokens = 0
@@ -93,6 +97,7 @@ class TokenizerService(Actor[Inbound]):
 
     async def _on_question(self, question: Question) -> None:
         self._num_requests += 1
+        self._spans.began(question)
         if num_chars(question) <= self._inline_chars:
             given = timed_answer(question, self._encoder, self._model)
             self._metrics.took(given.duration_s, is_inline=True)
@@ -119,12 +124,11 @@ class TokenizerService(Actor[Inbound]):
 
     async def _on_answer(self, given: Answer) -> None:
         self._num_tokens += given.num_tokens
-        if await self.send_to(given.receiver_id, given.message):
-            self._metrics.sent(given)
-            return
-        size, limit = len(codec.encode(given.message)), self.transport.max_payload
-        if size > limit:
-            error = TooLarge(f"the answer takes {size} bytes, but the mesh carries {limit} bytes at most")
-            given = refusal(given.question, error)
-            await self.send_to(given.receiver_id, given.message)
+        if not await self.send_to(given.receiver_id, given.message):
+            size, limit = len(codec.encode(given.message)), self.transport.max_payload
+            if size > limit:
+                error = TooLarge(f"the answer takes {size} bytes, but the mesh carries {limit} bytes at most")
+                given = refusal(given.question, error)
+                await self.send_to(given.receiver_id, given.message)
         self._metrics.sent(given)
+        self._spans.ended(given)

@@ -1,7 +1,6 @@
 """`shoal chat`: a conversation with a model in the terminal, or one answer for a pipe."""
 
 import asyncio
-import os
 import shutil
 import signal
 import sys
@@ -10,19 +9,14 @@ from pathlib import Path
 import click
 
 from shared.cli.conversation import HELP, Command, Conversation, Say, read_input
-from shared.cli.mesh import readiness
-from shared.cli.mesh.find import find_mesh, home_folder, named_nats_url
-from shared.cli.mesh.state import MeshFolder
-from shared.cli.mesh.watch import find_gateway
+from shared.cli.mesh.gateway_url import find_gateway_url
 from shared.cli.stream_client import Answer, AnswerFailed, Gateway, ask, list_models, normalized_url
 from shared.cli.terminal import Prompt, check_is_text, printable, read_pipe, unechoed
 from shared.cli.word_wrap import WordWrap
 from shared.errors import OperatorError
 
-_DEFAULT_URL = "http://127.0.0.1:8000"
 _TEMPERATURE = 0.7
 """Small models lose the thread at 1, the default of the API."""
-_CONNECT_TIMEOUT_S = 3.0
 EXIT_FAILED = 1
 
 
@@ -66,7 +60,7 @@ def command(
     text = "\n\n".join(filter(None, [" ".join(prompt), "" if sys.stdin.isatty() else read_pipe()]))
     check_is_text(text, "the prompt")
     check_is_text(system, "the system prompt")
-    gateway = Gateway(normalized_url(url) if url else _find_gateway(home, port), api_key)
+    gateway = Gateway(normalized_url(url) if url else find_gateway_url(home, port), api_key)
     options: dict[str, float | int] = {"temperature": temperature}
     if max_tokens is not None:
         options["max_tokens"] = max_tokens
@@ -77,18 +71,6 @@ def command(
     if not sys.stdin.isatty():
         raise OperatorError("there is nothing to answer: the pipe was empty")
     chat.talk()
-
-
-def _find_gateway(home: Path | None, port: int | None) -> str:
-    """The address of the gateway that is meant: what was said outweighs what is found."""
-    folder = home_folder(home, os.environ)
-    if port is not None:  # it may also be one that `shoal up` did not start, or not as its first
-        mesh = MeshFolder(folder, port).running()
-        return mesh.address if mesh else readiness.address("127.0.0.1", port)
-    if home is None and (nats_url := named_nats_url(os.environ)) is not None:
-        return asyncio.run(find_gateway(nats_url, timeout_s=_CONNECT_TIMEOUT_S))
-    mesh = find_mesh(folder, None)
-    return mesh.address if mesh else _DEFAULT_URL
 
 
 def _choose_model(gateway: Gateway, wanted: str | None) -> str:

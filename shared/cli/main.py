@@ -15,6 +15,7 @@ _COMMANDS: Final = {
     "models": "List the models in the store.",
     "chat": "Talk to a model in the terminal.",
     "status": "Show a mesh's instances, queues and speed, live.",
+    "trace": "Show where a request's time went, hop by hop.",
     "usage": "Sum up what requests have consumed, by day, tenant and model.",
     "pin": "Keep a system prompt in the prefix caches of a mesh.",
     "unpin": "Let a pinned prefix go.",

@@ -82,10 +82,10 @@ async def list_models(gateway: Gateway) -> list[str]:
         try:
             async with session.get(f"{gateway.url}/v1/models") as response:
                 if response.status != HTTPStatus.OK:
-                    raise _refusal(gateway, response.status)
+                    raise refusal(gateway, response.status)
                 return [str(model["id"]) for model in (await response.json())["data"]]
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise _unreachable(gateway, error) from error
+            raise unreachable(gateway, error) from error
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorError(f"what answers at {gateway.url} is not a Shoal gateway") from error
 
@@ -104,9 +104,9 @@ async def ask(
             ) as socket:
                 return await _converse(socket, body, on_text, cancel)
         except aiohttp.WSServerHandshakeError as error:
-            raise _refusal(gateway, error.status) from error
+            raise refusal(gateway, error.status) from error
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise _unreachable(gateway, error) from error
+            raise unreachable(gateway, error) from error
 
 
 async def _converse(
@@ -181,13 +181,15 @@ def _take(answer: Answer, event: dict[str, Any], on_text: Callable[[str], None],
             return False
 
 
-def _unreachable(gateway: Gateway, error: Exception) -> OperatorError:
+def unreachable(gateway: Gateway, error: Exception) -> OperatorError:
+    """What to tell somebody whose gateway does not answer."""
     if isinstance(error, aiohttp.ClientConnectorError | TimeoutError):
         return OperatorError(f"nothing answers at {gateway.url}; start it with `shoal up`")
     return OperatorError(f"the connection to {gateway.url} broke: {str(error) or type(error).__name__}")
 
 
-def _refusal(gateway: Gateway, status: int) -> OperatorError:
+def refusal(gateway: Gateway, status: int) -> OperatorError:
+    """What to tell somebody whom a gateway answered with this status."""
     match status:
         case HTTPStatus.UNAUTHORIZED:
             what = "does not know the key" if gateway.api_key else "wants a key"

@@ -68,6 +68,16 @@ from shared.messages.steps import (
     StepsMissing,
     TokenLogprobs,
 )
+from shared.messages.traces import (
+    Attributes,
+    AttributeValue,
+    Span,
+    SpanEvent,
+    SpansFound,
+    SpansWanted,
+    StepTaken,
+    TraceContext,
+)
 from shared.messages.usage import USAGE_LEDGER, UsageRecord
 
 GatewayInbound = (
@@ -107,6 +117,8 @@ __all__ = [
     "AdoptRequest",
     "AttachExecutor",
     "AttachRefused",
+    "AttributeValue",
+    "Attributes",
     "CallFailed",
     "CancelRequest",
     "ChatMessage",
@@ -150,10 +162,15 @@ __all__ = [
     "SchedulerInbound",
     "SchedulerStatus",
     "SlotAssignment",
+    "Span",
+    "SpanEvent",
+    "SpansFound",
+    "SpansWanted",
     "Status",
     "StepCompleted",
     "StepPlan",
     "StepResult",
+    "StepTaken",
     "StepsMissing",
     "StopStringFound",
     "SubmitRequest",
@@ -170,6 +187,7 @@ __all__ = [
     "TokenizerInbound",
     "TokenizerStatus",
     "TokensDetokenized",
+    "TraceContext",
     "Usage",
     "UsageRecord",
     "int32s",

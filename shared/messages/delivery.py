@@ -11,6 +11,7 @@ from shared.ids import InstanceId, RequestId
 from shared.messages.base import FinishReason, Int32Array, Message
 from shared.messages.requests import ErrorInfo, TextOptions
 from shared.messages.steps import TokenLogprobs
+from shared.messages.traces import TraceContext
 
 
 class Outcome(StrEnum):
@@ -54,6 +55,7 @@ class RequestOpened(Message, frozen=True):
     """Which submission of the request this is (`SubmitRequest.attempt`): a higher one replaces what is known of it."""
     replay: int = 0
     """Grows whenever all of a request is to be said once more: its detokenizer begins again, from the first token."""
+    trace: TraceContext | None = None
 
 
 class ChoiceTokens(Message, frozen=True, gc=False):

@@ -13,6 +13,7 @@ from shared.errors import RequestError
 from shared.ids import InstanceId, RequestId
 from shared.messages.base import FinishReason, Int32Array, Message, int32s
 from shared.messages.steps import TokenLogprobs
+from shared.messages.traces import TraceContext
 from shared.sampling import SamplingParams
 
 
@@ -115,6 +116,8 @@ class SubmitRequest(Message, frozen=True, tag="submit_request"):
     """A hash of the client's API key: only who has the same may resume the request. Empty: there are no keys."""
     client: bytes = b""
     """What gateways need to tell the answer again; only they look into it. Empty: the request cannot be resumed."""
+    trace: TraceContext | None = None
+    """Where in a trace it belongs. None: nobody wants to follow it."""
 
 
 class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
@@ -136,6 +139,7 @@ class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
     resumed: tuple[ResumedChoice, ...] = ()
     owner: str = ""
     client: bytes = b""
+    trace: TraceContext | None = None
 
 
 class RequestAccepted(Message, frozen=True, tag="request_accepted"):

@@ -16,6 +16,7 @@ from typing import Final
 
 from shared.ids import InstanceId, RequestId
 from shared.messages.base import Int32Array, Message, int32s
+from shared.messages.traces import TraceContext
 from shared.sampling import SamplingParams
 
 CONTINUES: Final = -1
@@ -83,6 +84,8 @@ class SlotAssignment(Message, frozen=True):
     sampling: SamplingParams
     block_ids: Int32Array
     """Its block table so far; blocks for this step's tokens come on top with the row."""
+    trace: TraceContext | None = None
+    """Where in a trace the request belongs, without its `state`."""
 
 
 class StepPlan(Message, frozen=True):

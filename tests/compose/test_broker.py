@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -30,26 +31,38 @@ PASSWORDS = {user: f"{number}{secrets.token_hex(8)}" for number, user in enumera
 """Some begin with a digit: NATS must not take these for numbers."""
 
 SAYS = {
-    "gateway": ("shoal.v1.presence.gateway", "shoal.v1.tokenize.m", "shoal.v1.scheduler.x.inbox", "shoal.v1.usage"),
-    "tokenizer": ("shoal.v1.presence.tokenizer", "shoal.v1.gateway.x.inbox", "shoal.v1.cli.x.inbox"),
-    "scheduler": ("shoal.v1.presence.scheduler", "shoal.v1.executor.x.inbox", "shoal.v1.detokenizer.x.inbox"),
-    "executor": ("shoal.v1.presence.executor", "shoal.v1.scheduler.x.inbox"),
-    "detokenizer": ("shoal.v1.presence.detokenizer", "shoal.v1.gateway.x.inbox"),
+    "gateway": (
+        *("shoal.v1.presence.gateway", "shoal.v1.tokenize.m", "shoal.v1.scheduler.x.inbox", "shoal.v1.usage"),
+        *("shoal.v1.traces", "shoal.v1.traces.gateway.x"),
+    ),
+    "tokenizer": (
+        *("shoal.v1.presence.tokenizer", "shoal.v1.gateway.x.inbox", "shoal.v1.cli.x.inbox"),
+        "shoal.v1.traces.cli.x",
+    ),
+    "scheduler": (
+        *("shoal.v1.presence.scheduler", "shoal.v1.executor.x.inbox", "shoal.v1.detokenizer.x.inbox"),
+        "shoal.v1.traces.gateway.x",
+    ),
+    "executor": ("shoal.v1.presence.executor", "shoal.v1.scheduler.x.inbox", "shoal.v1.traces.gateway.x"),
+    "detokenizer": ("shoal.v1.presence.detokenizer", "shoal.v1.gateway.x.inbox", "shoal.v1.traces.gateway.x"),
     "operator": ("shoal.v1.pins", "shoal.v1.tokenize.m"),
 }
 MAY_NOT_SAY = {
     "gateway": ("shoal.v1.presence.scheduler", "shoal.v1.executor.x.inbox", "shoal.v1.pins", "$JS.API.STREAM.LIST"),
     "tokenizer": ("shoal.v1.executor.x.inbox", "shoal.v1.usage", "shoal.v1.tokenize.m", "$JS.API.INFO"),
     "scheduler": ("shoal.v1.tokenize.m", "$KV.shoal_pins.p", "$JS.API.STREAM.DELETE.SHOAL_USAGE"),
-    "executor": ("shoal.v1.gateway.x.inbox", "shoal.v1.usage", "shoal.v1.executor.x.inbox", "$JS.API.INFO"),
-    "detokenizer": ("shoal.v1.executor.x.inbox", "shoal.v1.usage", "shoal.v1.adoptions"),
+    "executor": (
+        *("shoal.v1.gateway.x.inbox", "shoal.v1.usage", "shoal.v1.executor.x.inbox", "$JS.API.INFO"),
+        "shoal.v1.traces",
+    ),
+    "detokenizer": ("shoal.v1.executor.x.inbox", "shoal.v1.usage", "shoal.v1.adoptions", "shoal.v1.traces"),
 }
 MAY_NOT_HEAR = {
     "gateway": (">", "shoal.v1.scheduler.*.inbox", "_INBOX.>", "shoal.v1.tokenize.m", "shoal.v1.usage"),
     "tokenizer": (">", "shoal.v1.gateway.*.inbox", "shoal.v1.presence.*", "shoal.v1.tokenize.m", "_INBOX.>"),
     "scheduler": (">", "shoal.v1.gateway.*.inbox", "shoal.v1.usage", "_INBOX.>"),
     "executor": (">", "shoal.v1.gateway.*.inbox", "shoal.v1.tokenize.m", "_INBOX.>", "shoal.v1.presence.*"),
-    "detokenizer": (">", "shoal.v1.executor.*.inbox", "shoal.v1.pins", "_INBOX.>"),
+    "detokenizer": (">", "shoal.v1.executor.*.inbox", "shoal.v1.pins", "_INBOX.>", "shoal.v1.traces.gateway.*"),
 }
 
 
@@ -167,9 +180,15 @@ def gateway_port(server: NatsServer, default_model: Path, tmp_path: Path) -> Ite
 
 @pytest.mark.model
 @pytest.mark.mesh
-def test_a_mesh_serves_pins_and_accounts_with_nothing_refused(server: NatsServer, gateway_port: int) -> None:
+def test_a_mesh_serves_pins_accounts_and_tells_with_nothing_refused(server: NatsServer, gateway_port: int) -> None:
     begun = len(_log(server))
-    assert _chat(gateway_port)["usage"]["completion_tokens"] > 0
+    answer = _chat(gateway_port)
+    assert answer["usage"]["completion_tokens"] > 0
+    request_id = answer["id"].replace("chatcmpl-", "req-")
+    for way in (("--port", str(gateway_port)), ("--nats-url", _url(server, "operator"))):
+        timeline = json.loads(_shoal(server, "trace", request_id, "--json", *way))
+        assert len(timeline["instances"]["answered"]) == len(Service), way
+        assert {"tokenize", "queue", "prefill", "decode", "detokenize"} <= {span["name"] for span in timeline["spans"]}
     _shoal(server, "pin", "support", "--model", DEFAULT_MODEL, "--system", "Be brief and kind. " * 20)
     _wait_until_pinned(server, begun)
     records = _shoal(server, "usage", "--json")
@@ -186,13 +205,13 @@ def _refused(server: NatsServer, begun: int) -> list[str]:
     return [line for line in _log(server)[begun:].splitlines() if "Violation" in line]
 
 
-def _chat(port: int) -> Mapping[str, Mapping[str, int]]:
+def _chat(port: int) -> Mapping[str, Any]:
     body = {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as response:
-        answer: Mapping[str, Mapping[str, int]] = json.load(response)
+        answer: Mapping[str, Any] = json.load(response)
         return answer
 
 

@@ -7,6 +7,8 @@ from shared.actor import Identity, Tick
 from shared.clock import FakeClock
 from shared.ids import InstanceId, Service
 from shared.messages import StepCompleted
+from shared.telemetry.store import SpanStore
+from shared.telemetry.tracing import Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.executor.fakes import WAIT_S, FakeRunner, FakeScheduler
 
@@ -22,7 +24,8 @@ class Stage:
         self.runner = FakeRunner()
         self.transport = MemoryTransport(self.broker)
         identity = Identity(Service.EXECUTOR, EXECUTOR_ID, "an executor")
-        self.executor = Executor(identity, self.transport, self.clock, self.runner)
+        self.tracing = Tracing(SpanStore(100))
+        self.executor = Executor(identity, self.transport, self.clock, self.runner, tracing=self.tracing)
         self.a, self.b = (FakeScheduler(self.broker, name, EXECUTOR_ID) for name in "ab")
         self.running: asyncio.Task[None] | None = None
 

@@ -173,6 +173,7 @@ class FakeRequest:
             max_tokens=message.max_tokens,
             owner=message.owner,
             client=message.client,
+            trace=message.trace,
         )
         num_tokens = tuple(self._num_tokens)
         return RequestAdopted(query_id, message.scheduler_id, submission, num_tokens, self.end is not None)

@@ -16,6 +16,9 @@ from services.gateway.service import Gateway
 from shared.actor import Identity, Tick
 from shared.clock import FakeClock
 from shared.ids import Service, new_instance_id
+from shared.telemetry.answering import Answering
+from shared.telemetry.store import SpanStore
+from shared.telemetry.tracing import Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.gateway.fake_mesh import MODEL, PATIENCE_S, FakeMesh, FakeRequest
 
@@ -33,6 +36,8 @@ class Harness:
     http: aiohttp.ClientSession
     transport: MemoryTransport
     running: asyncio.Task[None]
+    tracing: Tracing
+    """Keeps the gateway's spans."""
 
     @property
     def mesh(self) -> Mesh:
@@ -111,14 +116,22 @@ class Harness:
 
 @asynccontextmanager
 async def running_gateway(
-    *, max_payload: int = 1 << 20, starts_mesh: bool = True, logs_content: bool = False, **settings: Any
+    *,
+    max_payload: int = 1 << 20,
+    starts_mesh: bool = True,
+    logs_content: bool = False,
+    tracing: Tracing | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Harness]:
     """A gateway with these settings, on a free port."""
+    tracing = tracing or Tracing(SpanStore(100), sample_ratio=1.0)
     broker, clock = MemoryBroker(max_payload=max_payload), FakeClock(1000.0)
     transport, fake = MemoryTransport(broker), FakeMesh(broker)
     await transport.connect()
     identity = Identity(Service.GATEWAY, new_instance_id(Service.GATEWAY), "gateway")
-    gateway = Gateway(identity, transport, clock, GatewayConfig(port=0, **settings), logs_content=logs_content)
+    config = GatewayConfig(port=0, **settings)
+    gateway = Gateway(identity, transport, clock, config, logs_content=logs_content, tracing=tracing)
+    await Answering(identity, transport, tracing).start()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)
         await stack.enter_async_context(gateway)
@@ -126,7 +139,7 @@ async def running_gateway(
         stack.push_async_callback(_end, running)
         stack.push_async_callback(fake.stop)
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        harness = Harness(gateway, fake, clock, http, transport, running)
+        harness = Harness(gateway, fake, clock, http, transport, running, tracing)
         if starts_mesh:
             await fake.start()
             await harness.settle()

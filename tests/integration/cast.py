@@ -26,6 +26,9 @@ from services.tokenizer.service import TokenizerService
 from shared.actor import Actor, Identity
 from shared.clock import SystemClock
 from shared.ids import Service, new_instance_id
+from shared.telemetry.answering import Answering
+from shared.telemetry.store import SpanStore
+from shared.telemetry.tracing import Exporter, Tracing
 from shared.transport import Transport
 
 MODEL = "model"
@@ -169,6 +172,8 @@ class Cast:
         self.players: dict[Service, list[Player]] = {service: [] for service in Service}
         self.gateway_config = GatewayConfig(port=0)
         self.scheduler_config = SchedulerConfig()
+        self.exporters: Callable[[Identity], Exporter | None] = lambda _identity: None
+        """Make what exports the spans of an instance; all keep them besides."""
         self._folder = folder
         self._runners = list(runners)
         self._connect = connect
@@ -186,22 +191,24 @@ class Cast:
         """One more of a service."""
         identity = Identity(service, new_instance_id(service), str(service))
         transport = self._connect(identity.instance_id)
-        player = Player(self._make(service, identity, transport), transport)
+        tracing = Tracing(SpanStore(1000), self.exporters(identity), sample_ratio=1.0)
+        player = Player(self._make(service, identity, transport, tracing), transport)
         self.players[service].append(player)
         await player.start()
+        await Answering(identity, transport, tracing).start()
         return player
 
-    def _make(self, service: Service, identity: Identity, transport: Transport) -> Actor[Any]:
+    def _make(self, service: Service, identity: Identity, transport: Transport, tracing: Tracing) -> Actor[Any]:
         clock = SystemClock()
         match service:
             case Service.GATEWAY:
-                return Gateway(identity, transport, clock, self.gateway_config)
+                return Gateway(identity, transport, clock, self.gateway_config, tracing=tracing)
             case Service.SCHEDULER:
-                return SchedulerService(identity, transport, clock, self.scheduler_config)
+                return SchedulerService(identity, transport, clock, self.scheduler_config, tracing=tracing)
             case Service.EXECUTOR:
                 runner = self._runners.pop()
                 runner.reset()
-                return Executor(identity, transport, clock, runner)
+                return Executor(identity, transport, clock, runner, tracing=tracing)
             case Service.DETOKENIZER:
                 return DetokenizerService(
                     identity,
@@ -211,6 +218,7 @@ class Cast:
                     decoding=load_decoding(self._folder),
                     max_open_choices=4096,
                     max_silence_s=5.0,
+                    tracing=tracing,
                 )
             case Service.TOKENIZER:
                 return TokenizerService(
@@ -221,6 +229,7 @@ class Cast:
                     encoder=load_encoder(self._folder, max_model_len=None),
                     inline_chars=4096,
                     max_waiting_prompts=32,
+                    tracing=tracing,
                 )
 
     async def until(self, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
@@ -349,6 +358,7 @@ async def cast(
     *,
     gateway: GatewayConfig | None = None,
     scheduler: SchedulerConfig | None = None,
+    exporters: Callable[[Identity], Exporter | None] | None = None,
     **counts: int,
 ) -> AsyncIterator[Cast]:
     """A mesh that serves the model in `folder` as MODEL. Two of each service, or as `counts` say; an executor for each
@@ -357,6 +367,7 @@ async def cast(
         mesh = Cast(folder, runners, connect)
         mesh.gateway_config = gateway or mesh.gateway_config
         mesh.scheduler_config = scheduler or mesh.scheduler_config
+        mesh.exporters = exporters or mesh.exporters
         mesh.session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300))
         )

@@ -5,7 +5,7 @@ clients connect over HTTP and WebSockets.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,9 @@ from shared.actor import Actor, Identity
 from shared.clock import SystemClock
 from shared.ids import InstanceId, Service
 from shared.messages import StepPlan, StepResult
+from shared.telemetry.answering import Answering
+from shared.telemetry.store import SpanStore
+from shared.telemetry.tracing import Exporter, Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
 
 MODEL = "model"
@@ -47,6 +50,7 @@ class InProcessMesh:
         self.detokenizer: DetokenizerService
         self.executor: Executor
         self.tokenizer: TokenizerService
+        self.tracings: dict[Service, Tracing] = {}
 
     @property
     def actors(self) -> list[Actor[Any]]:
@@ -126,8 +130,11 @@ async def in_process_mesh(
     *,
     scheduler: SchedulerConfig | None = None,
     gateway: GatewayConfig | None = None,
+    exporters: Callable[[Identity], Exporter | None] = lambda _identity: None,
+    sample_ratio: float = 1.0,
 ) -> AsyncIterator[InProcessMesh]:
-    """A mesh that serves the model in `folder`, which `runner` has loaded, as MODEL."""
+    """A mesh that serves the model in `folder`, which `runner` has loaded, as MODEL. Every service keeps its spans;
+    `exporters` makes what exports them."""
     runner.reset()
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(
@@ -139,10 +146,19 @@ async def in_process_mesh(
             transport = MemoryTransport(mesh.broker)
             await transport.connect()
             stack.push_async_callback(transport.close)
-            return Identity(service, InstanceId(f"{service}-1"), f"{service}-1"), transport
+            identity = Identity(service, InstanceId(f"{service}-1"), f"{service}-1")
+            tracing = Tracing(SpanStore(1000), exporters(identity), sample_ratio=sample_ratio)
+            await Answering(identity, transport, tracing).start()
+            mesh.tracings[service] = tracing
+            return identity, transport
 
-        mesh.scheduler = SchedulerService(*await parts(Service.SCHEDULER), clock, scheduler or SchedulerConfig())
-        mesh.executor = Executor(*await parts(Service.EXECUTOR), clock, runner)
+        mesh.scheduler = SchedulerService(
+            *await parts(Service.SCHEDULER),
+            clock,
+            scheduler or SchedulerConfig(),
+            tracing=mesh.tracings[Service.SCHEDULER],
+        )
+        mesh.executor = Executor(*await parts(Service.EXECUTOR), clock, runner, tracing=mesh.tracings[Service.EXECUTOR])
         mesh.detokenizer = DetokenizerService(
             *await parts(Service.DETOKENIZER),
             clock,
@@ -150,6 +166,7 @@ async def in_process_mesh(
             decoding=load_decoding(folder),
             max_open_choices=4096,
             max_silence_s=900,
+            tracing=mesh.tracings[Service.DETOKENIZER],
         )
         mesh.tokenizer = TokenizerService(
             *await parts(Service.TOKENIZER),
@@ -158,8 +175,14 @@ async def in_process_mesh(
             encoder=load_encoder(folder, max_model_len=None),
             inline_chars=4096,
             max_waiting_prompts=32,
+            tracing=mesh.tracings[Service.TOKENIZER],
         )
-        mesh.gateway = Gateway(*await parts(Service.GATEWAY), clock, gateway or GatewayConfig(port=0))
+        mesh.gateway = Gateway(
+            *await parts(Service.GATEWAY),
+            clock,
+            gateway or GatewayConfig(port=0),
+            tracing=mesh.tracings[Service.GATEWAY],
+        )
         actors = mesh.actors
         for actor in actors:
             await stack.enter_async_context(actor)

@@ -86,13 +86,13 @@ class FakeExecutor:
         self._spoiled_after: dict[str, int] = {}
         self._slots: dict[int, _Slot] = {}
         self._memory: list[list[Cell]] = [[None] * capacity.block_size for _ in range(capacity.num_blocks)]
-        self._last_step_id = 0
+        self.last_step_id = 0
         self._chance = Random(capacity.num_blocks)
 
     def run(self, plan: StepPlan) -> StepResult:
         """The result of a plan. Raises AssertionError if following it would compute nonsense."""
-        assert plan.step_id == self._last_step_id + 1, "plans out of order"
-        self._last_step_id = plan.step_id
+        assert plan.step_id == self.last_step_id + 1, "plans out of order"
+        self.last_step_id = plan.step_id
         for slot in plan.released:
             assert self._slots.pop(slot, None) is not None, f"slot {slot} was free already"
         for assignment in plan.assigned:

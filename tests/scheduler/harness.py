@@ -37,6 +37,8 @@ from shared.messages import (
     TextOptions,
 )
 from shared.sampling import SamplingParams
+from shared.telemetry.store import SpanStore
+from shared.telemetry.tracing import Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.scheduler.driver import make_capacity
 from tests.scheduler.fake_executor import FakeExecutor
@@ -155,7 +157,8 @@ class Mesh:
         self.gateway = GatewayPeer(self.broker, GATEWAY)
         self.transport = MemoryTransport(self.broker)
         identity = Identity(Service.SCHEDULER, SCHEDULER, "scheduler-1")
-        self.service = SchedulerService(identity, self.transport, self.clock, config)
+        self.tracing = Tracing(SpanStore(100))
+        self.service = SchedulerService(identity, self.transport, self.clock, config, tracing=self.tracing)
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(5):

@@ -37,6 +37,7 @@ from shared.messages import (
     int32s,
 )
 from shared.sampling import SamplingParams
+from shared.telemetry.tracing import Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.tokenizer.conftest import Model
 
@@ -99,6 +100,8 @@ class Gate(PromptEncoder):
 class Mesh:
     """A tokenizer between a gateway and a scheduler."""
 
+    tracing = Tracing()
+
     def __init__(self, encoder: PromptEncoder, *, max_payload: int = 1 << 20, max_waiting_prompts: int = 2) -> None:
         self.broker = MemoryBroker(max_payload=max_payload)
         self.encoder = Gate(encoder)
@@ -117,6 +120,7 @@ class Mesh:
             encoder=self.encoder,
             inline_chars=100,
             max_waiting_prompts=max_waiting_prompts,
+            tracing=self.tracing,
         )
 
     @asynccontextmanager

@@ -194,6 +194,8 @@ class Request:
         "max_tokens",
         "model",
         "num_cached_tokens",
+        "num_guessed",
+        "num_guessed_right",
         "num_losses",
         "priority",
         "prompt",
@@ -239,6 +241,9 @@ class Request:
         """Tokens of the prompt found in the prefix cache when it first ran."""
         self.num_losses = 0
         """Executors that died while they ran it, since its last token."""
+        self.num_guessed = 0
+        """Tokens that were guessed ahead for it."""
+        self.num_guessed_right = 0
         self.choices = [Choice(self, index) for index in range(num_choices)]
         self._prompt_chain: tuple[int, KeyChain] | None = None
         for choice, known in zip(self.choices, resumed, strict=False):

@@ -191,6 +191,7 @@ class Scheduler:
             start, end = end, end + count
             choice.num_in_flight -= 1
             self.experience.drafting.guessed(choice, num_drafted, count - 1)
+            choice.request.num_guessed += num_drafted
             num_sampled = count - (row in failures)
             if num_sampled and choice.state is not ChoiceState.FINISHED:
                 tokens = result.token_ids[start : start + num_sampled]
@@ -445,6 +446,7 @@ class Scheduler:
             reason = choice.append(token_ids[num_taken], logprobs[num_taken] if logprobs else None)
             num_taken += 1
         self.num_outstanding_tokens += num_taken
+        choice.request.num_guessed_right += num_taken - 1
         if choice.state is ChoiceState.RUNNING:
             self._count_guessed(choice, num_taken - 1)
         if reason is not None:

@@ -50,10 +50,15 @@ from shared.messages import (
     RunStep,
     SchedulerStatus,
     SlotAssignment,
+    Span,
+    SpanEvent,
+    SpansFound,
+    SpansWanted,
     StepCompleted,
     StepPlan,
     StepResult,
     StepsMissing,
+    StepTaken,
     StopStringFound,
     SubmitRequest,
     SubmitTokens,
@@ -68,6 +73,7 @@ from shared.messages import (
     TokenLogprobs,
     TokenPrompt,
     TokensDetokenized,
+    TraceContext,
     Usage,
     UsageRecord,
     int32s,
@@ -77,6 +83,21 @@ from shared.sampling import SamplingParams
 REQUEST = RequestId("req-00")
 GATEWAY, TOKENIZER, SCHEDULER, EXECUTOR, DETOKENIZER = (InstanceId(f"{service}-1") for service in Service)
 
+TRACE = TraceContext(bytes(range(1, 17)), bytes(range(17, 25)), True, "vendor=1")
+EVENT = SpanEvent("resumed", 2**60 + 1, {"how": "socket"})
+SPAN = Span(
+    REQUEST,
+    "decode",
+    bytes(range(25, 33)),
+    TRACE,
+    2**60,
+    2**60 + 5,
+    {"text": "é", "is": True, "count": 2**40, "share": 0.5, "all": ("stop", "length")},
+    (EVENT,),
+    (TRACE,),
+    True,
+)
+STEP = StepTaken(7, 2**60, 5_000_000, 3, 40, 7, 2)
 SAMPLING = SamplingParams(
     seed=2**63 - 1,
     temperature=0.5,
@@ -96,7 +117,7 @@ TEXT = TextOptions(("\n\n", "ß"), False, int32s([1, 2]))
 CHAT = ChatPrompt((ChatMessage("user", "hé", "ann"),), {"enable_thinking": True, "depth": [1, None]}, True)
 CAPACITY = ExecutorCapacity("tiny", 4096, 32, 64, 8192, 512, 7)
 LOGPROBS = TokenLogprobs(-0.5, int32s([3, 4]), (-0.25, -1.0))
-ASSIGNMENT = SlotAssignment(5, REQUEST, 1, int32s([1, -1, 2**31 - 1]), 2, SAMPLING, int32s([9]))
+ASSIGNMENT = SlotAssignment(5, REQUEST, 1, int32s([1, -1, 2**31 - 1]), 2, SAMPLING, int32s([9]), TRACE)
 PLAN = StepPlan(
     step_id=7,
     released=int32s([1]),
@@ -126,7 +147,7 @@ CHOICE_TEXT = ChoiceText(
     REQUEST, 0, 4, int32s([42]), 9, "né", FinishReason.STOP, (TextLogprobs(ALTERNATIVE, (ALTERNATIVE,)),), 2
 )
 CHOICE_TOKENS = ChoiceTokens(REQUEST, 1, 4, int32s([42, 43]), FinishReason.LENGTH, (LOGPROBS, None))
-OPENED = RequestOpened(REQUEST, SCHEDULER, GATEWAY, "tiny", TEXT, 2, 2, 3)
+OPENED = RequestOpened(REQUEST, SCHEDULER, GATEWAY, "tiny", TEXT, 2, 2, 3, TRACE)
 VIEW = ExecutorView(EXECUTOR, "tiny", 3, 2, 4096, 4000, 100, 12, 34, 5.5)
 SCHEDULER_STATUS = SchedulerStatus((VIEW,), 2, 3, 1000, 800, 500, 1, 5, 6, 7, 8)
 RESUMED = ResumedChoice(int32s([42, 43]), FinishReason.LENGTH, (LOGPROBS, None))
@@ -146,6 +167,7 @@ SUBMISSION = SubmitTokens(
     (RESUMED, ResumedChoice()),
     "0a1b",
     b"chat",
+    TRACE,
 )
 
 EXAMPLES: tuple[msgspec.Struct, ...] = (
@@ -190,6 +212,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
         (RESUMED,),
         "0a1b",
         b"chat",
+        TRACE,
     ),
     SUBMISSION,
     RequestAccepted(REQUEST, SCHEDULER, 3, 2),
@@ -217,6 +240,12 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     StopStringFound(REQUEST, 1, 6),
     PinnedPrefix("tiny", "acme", int32s([1, 2, 3])),
     PinsChanged("system"),
+    TRACE,
+    EVENT,
+    SPAN,
+    STEP,
+    SpansWanted("trace-1", GATEWAY, REQUEST),
+    SpansFound("trace-1", SCHEDULER, "scheduler-1", "0a1b", (SPAN,), (STEP,), 3),
     UsageRecord(REQUEST, "acme", "tiny", Outcome.FAILED, USAGE, 1.5, GATEWAY, "stalled"),
     TextProduced(DETOKENIZER, (CHOICE_TEXT,), (CLOSED,)),
     GatewayStatus("http://127.0.0.1:8000", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),

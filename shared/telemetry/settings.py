@@ -1,0 +1,59 @@
+"""What a service traces with, put together from its settings and its environment.
+
+Nothing of OpenTelemetry is imported where nothing is exported.
+"""
+
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from shared.actor import Identity
+from shared.config import MeshConfig
+from shared.log import without_passwords
+from shared.telemetry.otlp_settings import OtlpSettings, otlp_settings
+from shared.telemetry.store import SpanStore
+from shared.telemetry.tracing import Exporter, Tracing
+
+log = logging.getLogger(__name__)
+
+_PACKAGE: Final = "opentelemetry.proto"
+
+
+def tracing_of(identity: Identity, mesh: MeshConfig, environ: Mapping[str, str]) -> Tracing:
+    """What a service traces with. Raises ConfigError if spans are to be exported and it is wrong how."""
+    settings = otlp_settings(environ)
+    exporter = None
+    if settings is not None and mesh.trace_sample_ratio > 0:
+        exporter = _exporter(identity, settings)
+    return Tracing(SpanStore(mesh.trace_store_requests), exporter, sample_ratio=mesh.trace_sample_ratio)
+
+
+def _exporter(identity: Identity, settings: OtlpSettings) -> Exporter | None:
+    try:
+        is_there = importlib.util.find_spec(_PACKAGE) is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        log.warning("spans are not exported: OpenTelemetry is not installed; pip install 'shoal[telemetry]'")
+        return None
+    from shared.telemetry.export import QueueExporter
+    from shared.telemetry.otlp import OtlpSender
+
+    log.info("spans are exported", extra={"endpoint": without_passwords(settings.endpoint)})
+    version = _version()
+    resource = {
+        "service.name": f"shoal-{identity.service}",
+        "service.instance.id": identity.instance_id,
+        "service.version": version,
+        "shoal.instance.name": identity.name,
+    }
+    return QueueExporter(OtlpSender(settings, resource, version))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("shoal")
+    except importlib.metadata.PackageNotFoundError:  # run from its source, as in containers
+        return "0"
