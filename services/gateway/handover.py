@@ -10,9 +10,11 @@ from collections.abc import Callable
 from services.gateway.left_behind import LeftBehind
 from services.gateway.open_request import OpenRequest
 from services.gateway.submissions import Outgoing, next_attempt
+from shared import subjects
+from shared.codec import encode
 from shared.errors import Unavailable
 from shared.ids import InstanceId
-from shared.messages import CancelRequest
+from shared.messages import CancelRequest, RequestReleased
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class Handover:
         """`choose` finds a scheduler for a model; `max_bytes` is what a message may have."""
         self.num_resubmitted = 0
         """How often a request was given to another scheduler, since start."""
+        self._gateway_id = gateway_id
         self._choose = choose
         self._max_bytes = max_bytes
         self._left_behind = LeftBehind(gateway_id)
@@ -55,6 +58,15 @@ class Handover:
             request.scheduler_id = None
             raise Unavailable(f"{request.num_losses} schedulers in a row lost this request.")
         return self.leave(request, now, try_again_at=now)
+
+    def released(self, request: OpenRequest | None, message: RequestReleased, now: float) -> list[Outgoing]:
+        """A scheduler keeps a request that it cannot go on with: find another one, and once that has it, or the request
+        has ended here, tell the first one."""
+        if request is None or (request.attempt > message.attempt and request.is_taken):
+            done = CancelRequest(message.request_id, self._gateway_id, message.attempt, goes_on=True)
+            return [(subjects.inbox(message.scheduler_id), encode(done))]
+        is_here = (message.scheduler_id, message.attempt) == (request.scheduler_id, request.attempt)
+        return self.leave(request, now, try_again_at=now) if is_here and request.cancelled_at is None else []
 
     def redirect(self, request: OpenRequest, now: float) -> list[Outgoing] | None:
         """Give a request that its scheduler did not take to another one; None if its client is to hear of the refusal.

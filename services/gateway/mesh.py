@@ -34,6 +34,7 @@ from shared.messages import (
     PromptTokenized,
     RequestAdopted,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     TextProduced,
     TokensDetokenized,
@@ -209,6 +210,10 @@ class Mesh:
     async def unknown(self, message: RequestUnknown) -> None:
         """A scheduler does not have a request that it should have."""
         await self.publish(self.requests.unknown(message, self.clock.now()))
+
+    async def released(self, message: RequestReleased) -> None:
+        """A scheduler keeps a request that has to go on at another one."""
+        await self.publish(self.requests.released(message, self.clock.now()))
 
     async def adopted(self, message: RequestAdopted) -> None:
         """A scheduler has a request that a client has come back for."""

@@ -13,7 +13,7 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
 from shared.ids import InstanceId, RequestId
-from shared.messages import CancelRequest, ReplayRequest
+from shared.messages import CancelRequest, ReplayRequest, RequestAdopted
 
 _MAX_REPLAY_PAUSE_S = 30.0
 _REPLAY_INTERVAL_S = 0.5
@@ -72,6 +72,21 @@ class OpenRequest:
         """Whether its client may come back for it."""
         return bool(self.spec.client)
 
+    @staticmethod
+    def adopted(message: RequestAdopted, now: float, config: GatewayConfig) -> "OpenRequest":
+        """One that another gateway had, without a reader so far."""
+        submission = message.submission
+        stream = Stream(submission.request_id, submission.num_choices)
+        request = OpenRequest(stream, submission, message.scheduler_id, now, now, had_ended=message.has_ended)
+        request.detached_until = now + config.resume_grace_s
+        return request
+
+    def follow(self, message: RequestAdopted) -> None:
+        """Hear of it from the scheduler that has pointed it to this gateway."""
+        self.scheduler_id, self.attempt = message.scheduler_id, message.submission.attempt
+        self.num_prompt_tokens = len(message.submission.prompt_token_ids)
+        self.num_tokens_at_adoption = message.num_output_tokens
+
     def num_tokens(self) -> tuple[int, ...]:
         """How many tokens of each choice are here, or are known to be on their way."""
         here = [len(choice.token_ids) for choice in self.stream.choices]
@@ -99,12 +114,24 @@ class OpenRequest:
         if is_connected and self.bereft_at is not None and now - self.bereft_at >= config.failover_timeout_s:
             return Unavailable("The detokenizer of this request is gone.")
         if self.submission is not None:
-            return None
+            is_out_of_tries = self.num_submissions >= config.max_submissions and self._is_unanswered(now, config)
+            return Unavailable("No service took the request in time.") if is_connected and is_out_of_tries else None
         if self.detokenizer_id is None and now - self.opened_at >= config.queue_timeout_s:
             return Stalled(f"The request waited {config.queue_timeout_s:g} s and produced nothing.")
         if self.detokenizer_id is not None and now - self.heard_at >= config.stall_timeout_s:
             return Stalled(f"The mesh went silent for {config.stall_timeout_s:g} s in mid-request.")
         return None
+
+    def repetition(self, now: float, config: GatewayConfig) -> list[Outgoing]:
+        """Submit it again if nobody has answered for a while."""
+        if self.submission is None or not self._is_unanswered(now, config):
+            return []
+        self.num_submissions += 1
+        self.sent_at = now
+        return [self.submission]
+
+    def _is_unanswered(self, now: float, config: GatewayConfig) -> bool:
+        return now - self.sent_at >= config.resubmit_after_s
 
     def went_on(self, now: float, config: GatewayConfig) -> None:
         """It was accepted, or has new output: its scheduler need not be asked for a while."""

@@ -31,6 +31,7 @@ from shared.messages import (
     RequestClosed,
     RequestMoved,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     SubmitRequest,
     TextProduced,
@@ -146,6 +147,15 @@ class OpenRequests:
             return self._lose(request, now)
         return []
 
+    def released(self, message: RequestReleased, now: float) -> list[Outgoing]:
+        """A scheduler cannot go on with what it has, and keeps it until another one has it."""
+        request = self._requests.get(message.request_id)
+        try:
+            return self.handover.released(request, message, now)
+        except Unavailable as error:
+            assert request is not None, "only what is open here is handed over"
+            return self._abandon(request, error, now)
+
     def moved(self, message: RequestMoved) -> None:
         """The client of a request has come back to another gateway, which follows it from now on."""
         request = self._find(message.request_id)
@@ -166,15 +176,11 @@ class OpenRequests:
             return request if is_known and is_wanted else None, [] if is_known else [_to(scheduler_id, stale)]
         outgoing: list[Outgoing] = []
         if request is None:
-            stream = Stream(submission.request_id, submission.num_choices)
-            request = OpenRequest(stream, submission, scheduler_id, now, now, had_ended=message.has_ended)
-            request.detached_until = now + self._config.resume_grace_s
+            request = OpenRequest.adopted(message, now, self._config)
             self._add(request)
         elif request.scheduler_id is not None:  # an earlier attempt of it had answered first
             outgoing.append(request.cancellation(self._gateway_id, now))
-        request.scheduler_id, request.attempt = scheduler_id, submission.attempt
-        request.num_prompt_tokens = len(submission.prompt_token_ids)
-        request.num_tokens_at_adoption = message.num_output_tokens
+        request.follow(message)
         self._accept(request, now)
         return request, outgoing
 
@@ -334,17 +340,8 @@ class OpenRequests:
         if request.scheduler_id is None:
             return self._hand_over(request, self.handover.find_home, now) or []
         if request.submission is not None:
-            return self._submit_again(request, request.submission, now)
+            return request.repetition(now, self._config)
         return [request.question(self._gateway_id, now)] if now >= request.ask_at else []
-
-    def _submit_again(self, request: OpenRequest, submission: Outgoing, now: float) -> list[Outgoing]:
-        if now - request.sent_at < self._config.resubmit_after_s:
-            return []
-        if request.num_submissions >= self._config.max_submissions:
-            return self._abandon(request, unavailable("No service took the request in time."), now)
-        request.num_submissions += 1
-        request.sent_at = now
-        return [submission]
 
     # Ends.
 

@@ -20,6 +20,7 @@ from shared.messages import (
     RequestAdopted,
     RequestMoved,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     TextProduced,
     TokensDetokenized,
@@ -46,6 +47,8 @@ class Gateway(Actor[GatewayInbound]):
                 await self.mesh.refused(message)
             case RequestUnknown():
                 await self.mesh.unknown(message)
+            case RequestReleased():
+                await self.mesh.released(message)
             case RequestMoved():
                 self.mesh.requests.moved(message)
             case RequestAdopted():

@@ -20,6 +20,7 @@ from services.scheduler.delivery import Delivery
 from services.scheduler.intake import Intake, Memory
 from services.scheduler.orphans import Orphans
 from services.scheduler.pace import RETRY_AFTER_S
+from services.scheduler.releases import Releases
 from services.scheduler.retention import Retention
 from services.scheduler.streams import AnyStream, EndedStream, Stream
 from services.scheduler.usage import UsageRecords
@@ -41,6 +42,7 @@ from shared.messages import (
     RequestMoved,
     RequestOpened,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     StopStringFound,
     SubmitTokens,
@@ -98,6 +100,7 @@ class Requests:
         self._usage = usage
         self._intake = Intake(fleet, config)
         self._deadlines = Deadlines()
+        self._releases = Releases()
         self._ended = Memory()
         self._cancelled_early = Memory()
 
@@ -130,11 +133,9 @@ class Requests:
         if not (stream is not None and stream.attempt == message.attempt) and not self._ended.has(
             message.request_id, message.attempt
         ):
-            if stream is not None:
-                self._forget(stream)
             try:
                 self._accept(message, now)
-            except RequestError as error:
+            except RequestError as error:  # an earlier attempt that is here stays: it may be all that there is
                 refusal = RequestRefused(message.request_id, ErrorInfo.of(error), message.attempt)
                 return [(message.gateway_id, refusal)]
         num_tokens = len(message.prompt_token_ids)
@@ -142,7 +143,7 @@ class Requests:
         return [(message.gateway_id, accepted)]
 
     def _cancel(self, message: CancelRequest, now: float) -> Answers:
-        """Stop a request. One that is still to come will be stopped then."""
+        """Stop a request. One that is still to come will be stopped then; one that goes on elsewhere just vanishes."""
         stream = self.delivery.find(message.request_id)
         if stream is None:
             if not self._ended.has(message.request_id, message.attempt):
@@ -151,12 +152,14 @@ class Requests:
             pass
         elif stream.opened.gateway_id != message.gateway_id:
             return [(message.gateway_id, RequestMoved(message.request_id, self._scheduler_id))]
+        elif message.goes_on:
+            self._forget(stream)
         elif isinstance(stream, EndedStream):
             pass  # its end is on its way
         elif stream.closed is not None:
             self.delivery.drop(stream, now)
         else:
-            self.take(self._fleet.cancel(message.request_id), now)
+            self.take(self._end(stream, Outcome.CANCELLED), now)
         return []
 
     def _replay_for_gateway(self, message: ReplayRequest, now: float) -> Answers:
@@ -203,6 +206,8 @@ class Requests:
         if former_id != message.gateway_id:
             log.info("request adopted", extra={"request_id": message.request_id, "gateway": message.gateway_id})
             answers.append((former_id, RequestMoved(message.request_id, self._scheduler_id)))
+        if isinstance(stream, Stream):
+            self._releases.adopted(stream, now)
         self._replay(stream, message.gateway_id, now)
         return answers
 
@@ -249,12 +254,15 @@ class Requests:
             if stream.closed is not None:
                 self.delivery.drop(stream, now)
             else:
-                self.take(self._fleet.cancel(stream.request_id), now)
+                self.take(self._end(stream, Outcome.CANCELLED), now)
         for request_id in self._deadlines.passed(now):
-            self.take(self._fleet.fail(request_id, "the request's timeout_ms is over"), now, is_late=True)
+            late = self.delivery.get(request_id)
+            assert late is not None, "a request that has a deadline has no stream"
+            self.take(self._end(late, Outcome.FAILED, "the request's timeout_ms is over"), now, is_late=True)
         self.delivery.drop_untold(now - _MAX_UNTOLD_S, now)
         self.retention.expire(now)
-        return self._hand_over()
+        self._release_stranded()
+        return [self._release_of(request_id) for request_id in self._releases.due(now)]
 
     def leave(self, now: float) -> None:
         """This scheduler leaves. Gateways give its requests to others; those that have no gateway end with it."""
@@ -272,6 +280,10 @@ class Requests:
         if not detokenizers:  # its text would go nowhere, while its tokens pile up here
             raise Unavailable(f"no detokenizer for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
         request = self._intake.admit(message, now)
+        earlier = self.delivery.find(message.request_id)
+        if earlier is not None:
+            self._forget(earlier)
+        self._intake.queue(request)
         if message.timeout_ms is not None:
             self._deadlines.set(request.request_id, now + message.timeout_ms / 1000)
         opened = RequestOpened(
@@ -290,12 +302,21 @@ class Requests:
             self._cancelled_early.discard(request.request_id)
             self.take(self._fleet.cancel(request.request_id), now)
 
+    def _end(self, stream: Stream, outcome: Outcome, reason: str | None = None) -> list[Event]:
+        """End an open request, wherever it is; the events of that."""
+        if stream.is_released:
+            return [RequestEnded(stream.request, outcome, reason)]
+        if reason is not None:
+            return self._fleet.fail(stream.request_id, reason)
+        return self._fleet.cancel(stream.request_id)
+
     def _close(self, event: RequestEnded, now: float, *, is_late: bool) -> None:
         request = event.request
         stream = self.delivery.get(request.request_id)
         assert stream is not None, "a request of the fleet has no stream"
         self._count(stream)
         self._deadlines.discard(request.request_id)
+        self._releases.discard(request.request_id)
         error = None
         if event.outcome is Outcome.FAILED:
             reason = event.reason or "the request failed"
@@ -314,13 +335,13 @@ class Requests:
             log.info("request goes on elsewhere", extra={"request_id": stream.request_id})
             self._count(stream)
             self._deadlines.discard(stream.request_id)
+            self._releases.discard(stream.request_id)
             self._fleet.cancel(stream.request_id)
         self.delivery.forget(stream)
 
-    def _hand_over(self) -> Answers:
-        """Give up requests that no executor here can go on with, if another scheduler has one: their gateways are told
-        that they are unknown here, and submit them there. Those that have no gateway wait for one that adopts them."""
-        answers: Answers = []
+    def _release_stranded(self) -> None:
+        """Release the requests that no executor here can go on with, if another scheduler has one. Those that have no
+        gateway wait for one that adopts them."""
         for request in self._fleet.stranded():
             stream = self.delivery.get(request.request_id)
             assert stream is not None, "a request of the fleet has no stream"
@@ -329,10 +350,15 @@ class Requests:
                 beat.instance_id != self._scheduler_id for beat in others
             ):
                 continue
-            self._forget(stream)
-            unknown = RequestUnknown(request.request_id, self._scheduler_id, stream.attempt)
-            answers.append((stream.opened.gateway_id, unknown))
-        return answers
+            log.info("request released", extra={"request_id": request.request_id})
+            self._fleet.cancel(request.request_id)
+            self._releases.add(stream)
+
+    def _release_of(self, request_id: RequestId) -> tuple[InstanceId, Message]:
+        """What the gateway of a released request is told."""
+        stream = self.delivery.get(request_id)
+        assert stream is not None, "a released request has no stream"
+        return stream.opened.gateway_id, RequestReleased(request_id, self._scheduler_id, stream.attempt)
 
     def _count(self, stream: Stream) -> None:
         """Count the prompt of a request that ends here, if it was computed here."""

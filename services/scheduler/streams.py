@@ -27,6 +27,8 @@ class Stream:
     closed: RequestClosed | None = None
     """Its end, while there is no detokenizer to tell."""
     replayed_at: float = -inf
+    is_released: bool = False
+    """Whether nothing here computes it any more: it is kept for its gateway to take it to another scheduler."""
 
     @property
     def request_id(self) -> RequestId:

@@ -42,6 +42,7 @@ from shared.messages.requests import (
     RequestAdopted,
     RequestMoved,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     ResumedChoice,
     SubmitRequest,
@@ -74,6 +75,7 @@ GatewayInbound = (
     RequestAccepted
     | RequestRefused
     | RequestUnknown
+    | RequestReleased
     | RequestMoved
     | RequestAdopted
     | TextProduced
@@ -143,6 +145,7 @@ __all__ = [
     "RequestMoved",
     "RequestOpened",
     "RequestRefused",
+    "RequestReleased",
     "RequestUnknown",
     "ResumedChoice",
     "RowFailure",

@@ -163,6 +163,8 @@ class CancelRequest(Message, frozen=True, tag="cancel_request"):
     """Where the request's stream ends. Whoever else asks is not obeyed: another gateway has taken the request over."""
     attempt: int = 1
     """The latest attempt that is to stop; a later one goes on."""
+    goes_on: bool = False
+    """Whether the request goes on elsewhere, in a later attempt: then this one is to be forgotten, without an end."""
 
 
 class ReplayRequest(Message, frozen=True, tag="replay_request"):
@@ -180,6 +182,18 @@ class ReplayRequest(Message, frozen=True, tag="replay_request"):
 
 class RequestUnknown(Message, frozen=True, tag="request_unknown"):
     """Scheduler → gateway: I have no such attempt, running or ended; submit the request again."""
+
+    request_id: RequestId
+    scheduler_id: InstanceId
+    attempt: int
+
+
+class RequestReleased(Message, frozen=True, tag="request_released"):
+    """Scheduler → gateway: I have no executor for this attempt, and another scheduler has: submit it there.
+
+    I keep what there is of it, and say so again, until you tell me that it goes on there, or is not wanted any more
+    (`CancelRequest`).
+    """
 
     request_id: RequestId
     scheduler_id: InstanceId

@@ -26,6 +26,7 @@ from shared.messages import (
     RequestAdopted,
     RequestClosed,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     SchedulerStatus,
     Status,
@@ -81,6 +82,10 @@ class FakeRequest:
     async def deny(self) -> None:
         """Its scheduler does not know it."""
         await self._send(RequestUnknown(self.request_id, self.message.scheduler_id, self.message.attempt))
+
+    async def release(self) -> None:
+        """Its scheduler cannot go on with it, and keeps it for another one."""
+        await self._send(RequestReleased(self.request_id, self.message.scheduler_id, self.message.attempt))
 
     async def say(
         self,

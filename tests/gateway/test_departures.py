@@ -161,6 +161,57 @@ async def test_a_scheduler_that_does_not_know_a_request_gets_it_again(harness: H
     assert harness.fake.submissions.empty()
 
 
+async def test_a_released_request_goes_on_elsewhere_and_only_then_is_its_scheduler_let_off(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.say("a")
+    await harness.fake.add_scheduler(OTHER)
+    harness.fake.draining.add(Service.SCHEDULER)
+    await harness.fake.beat()
+    await harness.settle()
+    await request.release()
+    again = await harness.fake.next_request()
+    assert (again.message.scheduler_id, again.message.attempt) == (OTHER, 2)
+    assert [list(choice.token_ids) for choice in again.message.resumed] == [[0]]
+    await request.release()
+    await harness.settle()
+    assert harness.fake.cancellations.empty(), "the next attempt may be lost on its way, and this gateway may die"
+    await again.accept()
+    await request.release()
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    assert (told.request_id, told.attempt, told.goes_on) == (request.request_id, 1, True)
+    await again.say("ab")
+    await again.finish()
+    assert_ended_once(await events_of(response), reason="stop")
+    await request.release()
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    assert (told.attempt, told.goes_on) == (1, True), "also once the request has ended"
+    assert harness.fake.submissions.empty()
+
+
+async def test_a_request_may_be_released_as_often_as_it_likes(harness: Harness) -> None:
+    """Nobody has lost it, so it is not under suspicion of killing schedulers."""
+    response, request = await harness.open_stream(CHAT)
+    for _ in range(20):
+        await request.release()
+        request = await harness.fake.next_request()
+        await request.accept()
+    await request.complete("a")
+    assert_ended_once(await events_of(response), reason="stop")
+
+
+async def test_a_released_request_that_is_being_cancelled_is_not_submitted_again(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await request.accept()
+    await harness.settle()
+    asking.cancel()
+    assert await harness.fake.next_cancellation() == request.request_id
+    await request.release()
+    await harness.settle()
+    assert harness.fake.submissions.empty()
+    await request.close(Outcome.CANCELLED)
+    await harness.nothing_is_left()
+
+
 async def test_a_request_that_every_scheduler_loses_fails_in_the_end(harness: Harness) -> None:
     response, request = await harness.open_stream(CHAT)
     for _ in range(8):

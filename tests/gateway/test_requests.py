@@ -24,6 +24,7 @@ from shared.messages import (
     RequestAccepted,
     RequestClosed,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     SubmitRequest,
     TextProduced,
@@ -101,11 +102,18 @@ class Life(RuleBasedStateMachine):
                 continue
             assert subject in map(subjects.inbox, SCHEDULERS)
             message = Decoder[CancelRequest | ReplayRequest](CancelRequest | ReplayRequest).decode(payload)
-            if isinstance(message, CancelRequest):
+            if isinstance(message, CancelRequest) and message.goes_on:
+                self._dismissed(message)
+            elif isinstance(message, CancelRequest):
                 self.cancellations[message.request_id] += 1
             else:
                 assert subject == subjects.inbox(self.homes[message.request_id]), "only who has it is asked"
                 assert message.attempt == self.attempts[message.request_id]
+
+    def _dismissed(self, message: CancelRequest) -> None:
+        """A scheduler may forget what it keeps: then another one has it, or nobody needs it."""
+        request = self.table._requests.get(message.request_id)
+        assert request is None or (request.attempt > message.attempt and request.is_taken)
 
     def _submitted(self, message: SubmitRequest) -> None:
         """A later attempt, or the same one again: with all the output that is here, to a scheduler that is there."""
@@ -134,6 +142,11 @@ class Life(RuleBasedStateMachine):
     def deny(self, request_id: RequestId, is_late: bool) -> None:
         attempt = self.attempts[request_id] - is_late
         self._sent(self.table.unknown(RequestUnknown(request_id, self.homes[request_id], attempt), self.now))
+
+    @rule(request_id=st.sampled_from(IDS), is_late=st.booleans())
+    def release(self, request_id: RequestId, is_late: bool) -> None:
+        attempt = self.attempts[request_id] - is_late
+        self._sent(self.table.released(RequestReleased(request_id, self.homes[request_id], attempt), self.now))
 
     @rule(request_id=st.sampled_from(IDS))
     def detach(self, request_id: RequestId) -> None:

@@ -14,6 +14,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.service import Gateway
 from services.scheduler.config import SchedulerConfig
 from shared.ids import Service
+from shared.messages import RequestReleased
 from shared.transport import Transport
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from shared.transport.nats import NatsTransport
@@ -263,6 +264,31 @@ async def test_streams_survive_the_loss_of_their_scheduler_and_then_of_their_gat
     assert sum(stream.end is None for stream in streamed) > 3
     await mesh.resume_all(streamed)
     check_same(bodies, streamed, expected)
+
+
+async def test_streams_survive_a_gateway_that_dies_before_it_has_taken_them_elsewhere(mesh: Cast) -> None:
+    """Their scheduler has let them go, and no other one has them yet."""
+    bodies, expected = await undisturbed(mesh)
+    leaving: list[asyncio.Task[None]] = []
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        gateway, scheduler = find(mesh, Service.GATEWAY), find(mesh, Service.SCHEDULER)
+        released = asyncio.Event()
+
+        async def hear(message: RequestReleased) -> None:
+            released.set()
+
+        gateway.actor.mesh.released = hear  # type: ignore[attr-defined]
+        leaving.append(asyncio.create_task(scheduler.leave(deadline_s=60.0)))
+        await asyncio.wait_for(released.wait(), 20)
+        await gateway.kill()
+
+    streamed = await follow_until_cut_off(mesh, bodies, disturb)
+    assert sum(stream.end is None for stream in streamed) > 3
+    await mesh.resume_all(streamed)
+    check_same(bodies, streamed, expected)
+    await asyncio.wait_for(leaving[0], 20)
 
 
 async def test_a_request_can_be_read_again_after_its_end(mesh: Cast) -> None:

@@ -30,6 +30,7 @@ from shared.messages import (
     RequestMoved,
     RequestOpened,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     RunStep,
     StepCompleted,
@@ -137,7 +138,9 @@ class GatewayPeer(Peer):
 
     def __init__(self, broker: MemoryBroker, instance_id: InstanceId) -> None:
         super().__init__(
-            broker, instance_id, RequestAccepted | RequestRefused | RequestUnknown | RequestMoved | RequestAdopted
+            broker,
+            instance_id,
+            RequestAccepted | RequestRefused | RequestUnknown | RequestReleased | RequestMoved | RequestAdopted,
         )
 
     async def announce(self, **fields: Any) -> None:
