@@ -33,6 +33,8 @@ from shared.messages import (
     Presence,
     PromptTokenized,
     RequestAdopted,
+    RequestFound,
+    RequestMoved,
     RequestRefused,
     RequestReleased,
     RequestUnknown,
@@ -207,23 +209,30 @@ class Mesh:
         """A tokenizer or a scheduler did not take a request."""
         await self.publish(self.requests.refused(message, self.clock.now()))
 
-    async def unknown(self, message: RequestUnknown) -> None:
-        """A scheduler does not have a request that it should have."""
-        await self.publish(self.requests.unknown(message, self.clock.now()))
+    async def given_back(self, message: RequestUnknown | RequestReleased) -> None:
+        """A scheduler does not have a request that it should have, or cannot go on with it."""
+        if isinstance(message, RequestUnknown):
+            await self.publish(self.requests.unknown(message, self.clock.now()))
+        else:
+            await self.publish(self.requests.released(message, self.clock.now()))
 
-    async def released(self, message: RequestReleased) -> None:
-        """A scheduler keeps a request that has to go on at another one."""
-        await self.publish(self.requests.released(message, self.clock.now()))
+    async def moved(self, message: RequestMoved) -> None:
+        """The client of a request is at another gateway."""
+        await self.publish(self.requests.moved(message))
+
+    async def found(self, message: RequestFound) -> None:
+        """A scheduler has a request that a client has come back for."""
+        await self.publish(self.adoptions.found(message, self.requests.find(message.request_id)))
 
     async def adopted(self, message: RequestAdopted) -> None:
-        """A scheduler has a request that a client has come back for."""
+        """A scheduler has pointed a request to this gateway."""
         is_new = self.requests.find(message.submission.request_id) is None
         request, outgoing = self.requests.adopted(message, self.clock.now())
         if is_new and request is not None and not request.had_ended:
             self.num_requests += 1  # it will be counted here when it ends
         await self.publish(outgoing)
         if request is not None:
-            self.adoptions.found(message.query_id, request)
+            await self.publish(self.adoptions.adopted(message.query_id, request))
 
     async def text_produced(self, message: TextProduced) -> None:
         """A detokenizer has text and ends for us."""

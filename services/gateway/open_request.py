@@ -152,6 +152,12 @@ class OpenRequest:
         message = ReplayRequest(self.request_id, gateway_id, self.attempt, here)
         return subjects.inbox(self.scheduler_id), encode(message)
 
+    def dismissal(self, gateway_id: InstanceId) -> Outgoing:
+        """Tell its scheduler to forget it: it goes on elsewhere, as a later attempt."""
+        assert self.scheduler_id is not None
+        message = CancelRequest(self.request_id, gateway_id, self.attempt, goes_on=True)
+        return subjects.inbox(self.scheduler_id), encode(message)
+
     def cancellation(self, gateway_id: InstanceId, now: float) -> Outgoing:
         """Tell its scheduler to stop it."""
         assert self.scheduler_id is not None

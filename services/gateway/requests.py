@@ -156,14 +156,17 @@ class OpenRequests:
             assert request is not None, "only what is open here is handed over"
             return self._abandon(request, error, now)
 
-    def moved(self, message: RequestMoved) -> None:
+    def moved(self, message: RequestMoved) -> list[Outgoing]:
         """The client of a request has come back to another gateway, which follows it from now on."""
         request = self._find(message.request_id)
-        if request is None or message.scheduler_id != request.scheduler_id:
-            return
+        if request is None or message.attempt <= request.attempt:
+            return []
         del self._requests[message.request_id]
         if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
             log.info("request moved to another gateway", extra={"request_id": message.request_id})
+        if request.scheduler_id in (None, message.scheduler_id):
+            return []
+        return [request.dismissal(self._gateway_id)]  # submitted elsewhere before it was heard that it had moved
 
     def adopted(self, message: RequestAdopted, now: float) -> tuple[OpenRequest | None, list[Outgoing]]:
         """A scheduler has pointed a request to this gateway, which nobody reads here yet. None if it is of no use."""
@@ -171,15 +174,15 @@ class OpenRequests:
         request = self._requests.get(submission.request_id)
         if request is not None and submission.attempt <= request.attempt:
             is_known = (scheduler_id, submission.attempt) == (request.scheduler_id, request.attempt)
-            stale = CancelRequest(submission.request_id, self._gateway_id, submission.attempt)
+            stale = CancelRequest(submission.request_id, self._gateway_id, submission.attempt, goes_on=True)
             is_wanted = request.cancelled_at is None
             return request if is_known and is_wanted else None, [] if is_known else [_to(scheduler_id, stale)]
         outgoing: list[Outgoing] = []
         if request is None:
             request = OpenRequest.adopted(message, now, self._config)
             self._add(request)
-        elif request.scheduler_id is not None:  # an earlier attempt of it had answered first
-            outgoing.append(request.cancellation(self._gateway_id, now))
+        elif request.scheduler_id not in (None, scheduler_id):  # it had an earlier attempt of it
+            outgoing.append(request.dismissal(self._gateway_id))
         request.follow(message)
         self._accept(request, now)
         return request, outgoing

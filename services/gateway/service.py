@@ -18,6 +18,7 @@ from shared.messages import (
     PromptTokenized,
     RequestAccepted,
     RequestAdopted,
+    RequestFound,
     RequestMoved,
     RequestRefused,
     RequestReleased,
@@ -45,12 +46,12 @@ class Gateway(Actor[GatewayInbound]):
                 self.mesh.requests.accepted(message, self.clock.now())
             case RequestRefused():
                 await self.mesh.refused(message)
-            case RequestUnknown():
-                await self.mesh.unknown(message)
-            case RequestReleased():
-                await self.mesh.released(message)
+            case RequestUnknown() | RequestReleased():
+                await self.mesh.given_back(message)
             case RequestMoved():
-                self.mesh.requests.moved(message)
+                await self.mesh.moved(message)
+            case RequestFound():
+                await self.mesh.found(message)
             case RequestAdopted():
                 await self.mesh.adopted(message)
             case PromptTokenized() | TokensDetokenized():

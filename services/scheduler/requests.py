@@ -12,6 +12,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
+from services.scheduler.adoptions import Adoptions, Answers
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fleet import Fleet
@@ -31,15 +32,14 @@ from shared.messages import (
     CancelRequest,
     ChoiceTokens,
     ErrorInfo,
+    FindRequest,
     Message,
     Outcome,
     Presence,
     ReplayLog,
     ReplayRequest,
     RequestAccepted,
-    RequestAdopted,
     RequestClosed,
-    RequestMoved,
     RequestOpened,
     RequestRefused,
     RequestReleased,
@@ -52,10 +52,7 @@ from shared.presence import Directory
 
 log = logging.getLogger(__name__)
 
-Answers = list[tuple[InstanceId, Message]]
-"""Messages, each with its receiver."""
-
-RequestMessage = SubmitTokens | CancelRequest | ReplayRequest | AdoptRequest | ReplayLog | StopStringFound
+RequestMessage = SubmitTokens | CancelRequest | ReplayRequest | FindRequest | AdoptRequest | ReplayLog | StopStringFound
 
 _MAX_UNTOLD_S: Final = 60.0
 """How long the end of a request waits for a detokenizer that could tell its gateway."""
@@ -101,6 +98,7 @@ class Requests:
         self._intake = Intake(fleet, config)
         self._deadlines = Deadlines()
         self._releases = Releases()
+        self._adoptions = Adoptions(scheduler_id, self.delivery, self._deadlines, self._releases, self._detokenizers)
         self._ended = Memory()
         self._cancelled_early = Memory()
 
@@ -115,8 +113,10 @@ class Requests:
                 return self._cancel(message, now)
             case ReplayRequest():
                 return self._replay_for_gateway(message, now)
+            case FindRequest():
+                return self._adoptions.find(message)
             case AdoptRequest():
-                return self._adopt(message, now)
+                return self._adoptions.adopt(message, now)
             case ReplayLog():
                 self._replay_for_detokenizer(message)
             case StopStringFound():
@@ -129,7 +129,7 @@ class Requests:
         """Let a request in. What was let in before is only acknowledged; a later attempt of it begins anew."""
         stream = self.delivery.find(message.request_id)
         if stream is not None and stream.attempt > message.attempt:
-            return []
+            return self._adoptions.correct(stream, message.gateway_id)
         if not (stream is not None and stream.attempt == message.attempt) and not self._ended.has(
             message.request_id, message.attempt
         ):
@@ -149,9 +149,7 @@ class Requests:
             if not self._ended.has(message.request_id, message.attempt):
                 self._cancelled_early.add(message.request_id, message.attempt)
         elif stream.attempt > message.attempt:
-            pass
-        elif stream.opened.gateway_id != message.gateway_id:
-            return [(message.gateway_id, RequestMoved(message.request_id, self._scheduler_id))]
+            return self._adoptions.correct(stream, message.gateway_id)
         elif message.goes_on:
             self._forget(stream)
         elif isinstance(stream, EndedStream):
@@ -169,12 +167,10 @@ class Requests:
             unknown = RequestUnknown(message.request_id, self._scheduler_id, message.attempt)
             return [(message.gateway_id, unknown)]
         if stream.attempt > message.attempt:
-            return []
-        if stream.opened.gateway_id != message.gateway_id:
-            return [(message.gateway_id, RequestMoved(message.request_id, self._scheduler_id))]
+            return self._adoptions.correct(stream, message.gateway_id)
         has_more = any(here > there for here, there in zip(stream.num_tokens(), message.num_tokens, strict=False))
-        if has_more or stream.closed is not None:
-            self._replay(stream, message.gateway_id, now)
+        if (has_more or stream.closed is not None) and now - stream.replayed_at >= _REPLAY_INTERVAL_S:
+            self.delivery.replay(stream, self._detokenizers(), now)
         return []
 
     def _replay_for_detokenizer(self, message: ReplayLog) -> None:
@@ -182,34 +178,6 @@ class Requests:
         stream = self.delivery.find(message.request_id)
         if stream is not None and stream.detokenizer_id == message.detokenizer_id:
             self.delivery.repeat_log(stream)
-
-    def _adopt(self, message: AdoptRequest, now: float) -> Answers:
-        """A gateway takes a request over for a client that came back; nothing for one that is not its client's."""
-        stream = self.delivery.find(message.request_id)
-        if stream is None or not stream.submission.client or stream.submission.owner != message.owner:
-            return []
-        former_id = stream.opened.gateway_id
-        seconds_left = self._deadlines.left(message.request_id, now)
-        adopted = RequestAdopted(
-            query_id=message.query_id,
-            scheduler_id=self._scheduler_id,
-            submission=replace(
-                stream.submission,
-                gateway_id=message.gateway_id,
-                timeout_ms=None if seconds_left is None else max(1, round(seconds_left * 1000)),
-                resumed=(),
-            ),
-            num_output_tokens=stream.num_tokens(),
-            has_ended=stream.closed is not None,
-        )
-        answers: Answers = [(message.gateway_id, adopted)]
-        if former_id != message.gateway_id:
-            log.info("request adopted", extra={"request_id": message.request_id, "gateway": message.gateway_id})
-            answers.append((former_id, RequestMoved(message.request_id, self._scheduler_id)))
-        if isinstance(stream, Stream):
-            self._releases.adopted(stream, now)
-        self._replay(stream, message.gateway_id, now)
-        return answers
 
     # What the core, time and others bring.
 
@@ -365,10 +333,6 @@ class Requests:
         if stream.first_step_at is not None:
             self.totals.num_prompt_tokens += len(stream.request.prompt)
             self.totals.num_cached_tokens += stream.request.num_cached_tokens
-
-    def _replay(self, stream: AnyStream, gateway_id: InstanceId, now: float) -> None:
-        if stream.opened.gateway_id != gateway_id or now - stream.replayed_at >= _REPLAY_INTERVAL_S:
-            self.delivery.replay(stream, self._detokenizers(), gateway_id, now)
 
     def _detokenizers(self) -> list[Presence]:
         return self._directory.available(Service.DETOKENIZER)

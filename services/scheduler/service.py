@@ -31,6 +31,7 @@ from shared.messages import (
     ExecutorCapacity,
     ExecutorStatus,
     ExecutorView,
+    FindRequest,
     PinsChanged,
     Presence,
     ReplayLog,
@@ -110,7 +111,15 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         match message:
             case StepCompleted():
                 await self._on_step_completed(message)
-            case SubmitTokens() | CancelRequest() | ReplayRequest() | AdoptRequest() | ReplayLog() | StopStringFound():
+            case (
+                SubmitTokens()
+                | CancelRequest()
+                | ReplayRequest()
+                | FindRequest()
+                | AdoptRequest()
+                | ReplayLog()
+                | StopStringFound()
+            ):
                 for instance_id, answer in self._requests.handle(message, self.clock.now()):
                     await self.send_to(instance_id, answer)
             case Presence():

@@ -6,6 +6,8 @@ A stream is all that it takes to say everything again, to another detokenizer or
 from dataclasses import dataclass
 from math import inf
 
+from msgspec.structs import replace
+
 from services.scheduler.core.request import Choice, Request
 from shared.ids import InstanceId, RequestId
 from shared.messages import RequestClosed, RequestOpened, ResumedChoice, SubmitTokens, Timing
@@ -94,6 +96,13 @@ class EndedStream:
 
 
 AnyStream = Stream | EndedStream
+
+
+def adopt(stream: AnyStream, gateway_id: InstanceId, attempt: int) -> None:
+    """Go on as another attempt, for another gateway: nothing counts any more that is said of the one before."""
+    stream.opened = replace(stream.opened, gateway_id=gateway_id, attempt=attempt)
+    if stream.closed is not None:
+        stream.closed = replace(stream.closed, attempt=attempt)
 
 
 def _log_of(choice: Choice) -> ResumedChoice:

@@ -35,11 +35,13 @@ from shared.messages.requests import (
     ChatPrompt,
     DetokenizeTokens,
     ErrorInfo,
+    FindRequest,
     Prompt,
     PromptTokenized,
     ReplayRequest,
     RequestAccepted,
     RequestAdopted,
+    RequestFound,
     RequestMoved,
     RequestRefused,
     RequestReleased,
@@ -77,6 +79,7 @@ GatewayInbound = (
     | RequestUnknown
     | RequestReleased
     | RequestMoved
+    | RequestFound
     | RequestAdopted
     | TextProduced
     | PromptTokenized
@@ -89,6 +92,7 @@ SchedulerInbound = (
     SubmitTokens
     | CancelRequest
     | ReplayRequest
+    | FindRequest
     | AdoptRequest
     | ReplayLog
     | StopStringFound
@@ -126,6 +130,7 @@ __all__ = [
     "ExecutorInbound",
     "ExecutorStatus",
     "ExecutorView",
+    "FindRequest",
     "FinishReason",
     "GatewayInbound",
     "GatewayStatus",
@@ -142,6 +147,7 @@ __all__ = [
     "RequestAccepted",
     "RequestAdopted",
     "RequestClosed",
+    "RequestFound",
     "RequestMoved",
     "RequestOpened",
     "RequestRefused",

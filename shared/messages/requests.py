@@ -2,7 +2,8 @@
 
 Submission is idempotent by request id and attempt, so a sender that hears nothing sends again. A request whose
 scheduler is lost is submitted to another one as its next attempt, with the output it has so far. Output that is missing
-is asked for again (`ReplayRequest`), and a gateway takes over what another one left behind (`AdoptRequest`).
+is asked for again (`ReplayRequest`), and a gateway takes over what another one left behind (`FindRequest`, then
+`AdoptRequest`).
 
 Also the two questions a gateway asks a tokenizer on behalf of `/tokenize` and `/detokenize`.
 """
@@ -108,7 +109,8 @@ class SubmitRequest(Message, frozen=True, tag="submit_request"):
     """From its arrival at the scheduler, the request has so much time in all; then it fails."""
     attempt: int = 1
     """Grows when the request is submitted again because the scheduler that had it is lost, or has lost it. A higher
-    attempt replaces a lower one everywhere. What is sent again because nobody answered is the same attempt."""
+    attempt replaces a lower one everywhere (`shared.attempts`). What is sent again because nobody answered is the same
+    attempt."""
     resumed: tuple[ResumedChoice, ...] = ()
     """Of a later attempt: the output so far, of each choice. Empty: nothing yet."""
     owner: str = ""
@@ -160,7 +162,7 @@ class CancelRequest(Message, frozen=True, tag="cancel_request"):
 
     request_id: RequestId
     gateway_id: InstanceId
-    """Where the request's stream ends. Whoever else asks is not obeyed: another gateway has taken the request over."""
+    """Where the request's stream ends."""
     attempt: int = 1
     """The latest attempt that is to stop; a later one goes on."""
     goes_on: bool = False
@@ -205,12 +207,14 @@ class RequestMoved(Message, frozen=True, tag="request_moved"):
 
     request_id: RequestId
     scheduler_id: InstanceId
+    attempt: int = 1
+    """The one that it goes on as. Whoever has a later one has it from that gateway, and forgets nothing."""
 
 
-class AdoptRequest(Message, frozen=True, tag="adopt_request"):
-    """Gateway → all schedulers: whoever has this request of this owner, running or ended, point it to me.
+class FindRequest(Message, frozen=True, tag="find_request"):
+    """Gateway → all schedulers: who has this request of this owner, running or ended?
 
-    Answered by `RequestAdopted` and then by all of the output, or not at all.
+    Answered by `RequestFound`, or not at all. Changes nothing.
     """
 
     query_id: str
@@ -219,13 +223,39 @@ class AdoptRequest(Message, frozen=True, tag="adopt_request"):
     gateway_id: InstanceId
 
 
+class RequestFound(Message, frozen=True, tag="request_found"):
+    """Scheduler → gateway: I have it, as this attempt. If its client still waits, adopt it (`AdoptRequest`)."""
+
+    query_id: str
+    request_id: RequestId
+    scheduler_id: InstanceId
+    attempt: int
+
+
+class AdoptRequest(Message, frozen=True, tag="adopt_request"):
+    """Gateway → scheduler: point this request to me, if it still is the attempt that you said.
+
+    Answered by `RequestAdopted` and then by all of the output; by `RequestFound` if it is another attempt by now, since
+    somebody else was faster; or not at all.
+    """
+
+    query_id: str
+    request_id: RequestId
+    owner: str
+    gateway_id: InstanceId
+    attempt: int = 1
+    next_attempt: int = 2
+    """The one that it goes on as (`shared.attempts`)."""
+
+
 class RequestAdopted(Message, frozen=True, tag="request_adopted"):
     """Scheduler → gateway: the request is yours from now on."""
 
     query_id: str
     scheduler_id: InstanceId
     submission: SubmitTokens
-    """Enough to submit it again elsewhere. Its `timeout_ms` is what is left, its `resumed` is empty."""
+    """Enough to submit it again elsewhere. Its `attempt` is what it goes on as, its `timeout_ms` is what is left, its
+    `resumed` is empty."""
     num_output_tokens: tuple[int, ...]
     """How many tokens each choice has at this moment; all of them follow."""
     has_ended: bool

@@ -6,6 +6,8 @@ It sees exactly what the gateway sends, and sends exactly what a real mesh could
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from shared import subjects
 from shared.codec import Decoder, encode
 from shared.ids import InstanceId, RequestId, Service
@@ -17,6 +19,7 @@ from shared.messages import (
     DetokenizeTokens,
     ErrorInfo,
     ExecutorStatus,
+    FindRequest,
     FinishReason,
     Message,
     Outcome,
@@ -25,6 +28,7 @@ from shared.messages import (
     RequestAccepted,
     RequestAdopted,
     RequestClosed,
+    RequestFound,
     RequestRefused,
     RequestReleased,
     RequestUnknown,
@@ -153,9 +157,19 @@ class FakeRequest:
         self.end = RequestClosed(self.request_id, outcome, usage, timing, error, self.message.attempt)
         return self.end
 
+    async def tell(self, question: FindRequest) -> None:
+        """Say that it is here."""
+        found = RequestFound(question.query_id, self.request_id, self.message.scheduler_id, self.message.attempt)
+        await self._mesh.send_to(question.gateway_id, found)
+
     async def hand_to(self, query: AdoptRequest) -> None:
-        """Point it to the gateway that asks for it, and say all of it again."""
+        """Point it to the gateway that adopts it, and say all of it again."""
+        assert query.attempt == self.message.attempt
         self.gateway_id = query.gateway_id
+        self.message = replace(self.message, attempt=query.next_attempt)
+        self.pieces = [replace(piece, attempt=query.next_attempt) for piece in self.pieces]
+        if self.end is not None:
+            self.end = replace(self.end, attempt=query.next_attempt)
         await self._send(self._adopted(query.query_id))
         await self.replay()
 
@@ -176,6 +190,7 @@ class FakeRequest:
             text=message.text,
             num_choices=message.num_choices,
             max_tokens=message.max_tokens,
+            attempt=message.attempt,
             owner=message.owner,
             client=message.client,
         )
@@ -201,14 +216,18 @@ class FakeMesh:
         self.cancellations: asyncio.Queue[CancelRequest] = asyncio.Queue()
         self.replays: asyncio.Queue[ReplayRequest] = asyncio.Queue()
         """What schedulers are asked to say again."""
+        self.searches: asyncio.Queue[FindRequest] = asyncio.Queue()
+        """Questions to all schedulers."""
         self.adoptions: asyncio.Queue[AdoptRequest] = asyncio.Queue()
         self.kept: dict[RequestId, FakeRequest] = {}
         """Requests that can be found again."""
         self.questions: asyncio.Queue[TokenizePrompt | DetokenizeTokens] = asyncio.Queue()
         self._transport = MemoryTransport(broker)
         self._tokenizer: Decoder[TokenizerInbound] = Decoder(TokenizerInbound)
-        self._scheduler: Decoder[CancelRequest | ReplayRequest] = Decoder(CancelRequest | ReplayRequest)
-        self._adoption: Decoder[AdoptRequest] = Decoder(AdoptRequest)
+        self._scheduler: Decoder[CancelRequest | ReplayRequest | AdoptRequest] = Decoder(
+            CancelRequest | ReplayRequest | AdoptRequest
+        )
+        self._search: Decoder[FindRequest] = Decoder(FindRequest)
         self._other_schedulers: list[InstanceId] = []
 
     async def start(self) -> None:
@@ -216,7 +235,7 @@ class FakeMesh:
         await self._transport.connect()
         await self._transport.subscribe(subjects.tokenize(self.model), self._on_tokenizer_message, queue="tokenizers")
         await self._transport.subscribe(subjects.inbox(self.scheduler_id), self._on_scheduler_message)
-        await self._transport.subscribe(subjects.ADOPTIONS, self._on_adoption)
+        await self._transport.subscribe(subjects.ADOPTIONS, self._on_search)
         await self.beat()
 
     async def add_scheduler(self, instance_id: InstanceId) -> None:
@@ -256,8 +275,12 @@ class FakeMesh:
         """What a scheduler is asked to say again next."""
         return await asyncio.wait_for(self.replays.get(), PATIENCE_S)
 
-    async def next_adoption(self) -> AdoptRequest:
+    async def next_search(self) -> FindRequest:
         """Which request is looked for next."""
+        return await asyncio.wait_for(self.searches.get(), PATIENCE_S)
+
+    async def next_adoption(self) -> AdoptRequest:
+        """Which request is adopted next."""
         return await asyncio.wait_for(self.adoptions.get(), PATIENCE_S)
 
     async def next_question(self) -> TokenizePrompt | DetokenizeTokens:
@@ -325,12 +348,19 @@ class FakeMesh:
         message = self._scheduler.decode(payload)
         if isinstance(message, CancelRequest):
             self.cancellations.put_nowait(message)
-        else:
+        elif isinstance(message, ReplayRequest):
             self.replays.put_nowait(message)
+        else:
+            self.adoptions.put_nowait(message)
+            if (request := self._kept(message)) is not None:
+                await request.hand_to(message)
 
-    async def _on_adoption(self, payload: bytes, _headers: Mapping[str, str]) -> None:
-        query = self._adoption.decode(payload)
-        self.adoptions.put_nowait(query)
-        request = self.kept.get(query.request_id)
-        if request is not None and request.message.owner == query.owner:
-            await request.hand_to(query)
+    async def _on_search(self, payload: bytes, _headers: Mapping[str, str]) -> None:
+        question = self._search.decode(payload)
+        self.searches.put_nowait(question)
+        if (request := self._kept(question)) is not None:
+            await request.tell(question)
+
+    def _kept(self, question: FindRequest | AdoptRequest) -> FakeRequest | None:
+        request = self.kept.get(question.request_id)
+        return request if request is not None and request.message.owner == question.owner else None

@@ -291,9 +291,9 @@ class Cast:
             await disturbing
         return streamed
 
-    async def resume_all(self, streamed: Sequence[Streamed]) -> None:
+    async def resume_all(self, streamed: Sequence[Streamed], gateway: int = 0) -> None:
         """Go on, over a new connection to a gateway that is there, with what has not ended."""
-        async with self.session.ws_connect(f"{self.url()}/v1/stream", max_msg_size=0) as socket:
+        async with self.session.ws_connect(f"{self.url(gateway)}/v1/stream", max_msg_size=0) as socket:
             for number, stream in enumerate(streamed):
                 if stream.end is None:
                     await socket.send_json(resume(number, stream))

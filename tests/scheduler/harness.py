@@ -27,6 +27,7 @@ from shared.messages import (
     RequestAccepted,
     RequestAdopted,
     RequestClosed,
+    RequestFound,
     RequestMoved,
     RequestOpened,
     RequestRefused,
@@ -140,7 +141,13 @@ class GatewayPeer(Peer):
         super().__init__(
             broker,
             instance_id,
-            RequestAccepted | RequestRefused | RequestUnknown | RequestReleased | RequestMoved | RequestAdopted,
+            RequestAccepted
+            | RequestRefused
+            | RequestUnknown
+            | RequestReleased
+            | RequestMoved
+            | RequestFound
+            | RequestAdopted,
         )
 
     async def announce(self, **fields: Any) -> None:

@@ -3,15 +3,17 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.scheduler.config import SchedulerConfig
-from shared import subjects
+from shared import attempts, subjects
 from shared.codec import encode
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
     AdoptRequest,
     CancelRequest,
     DetachExecutor,
+    FindRequest,
     FinishReason,
     Message,
     Outcome,
@@ -20,6 +22,7 @@ from shared.messages import (
     ReplayRequest,
     RequestAccepted,
     RequestAdopted,
+    RequestFound,
     RequestMoved,
     RequestRefused,
     RequestReleased,
@@ -51,8 +54,16 @@ def output(index: int = 0, num_tokens: int = 5) -> list[int]:
     return undisturbed_output(PROMPT, 0, index, num_tokens)
 
 
-def adopt(owner: str = "me", request_id: str = "r") -> AdoptRequest:
-    return AdoptRequest("query", RequestId(request_id), owner, OTHER)
+def find(owner: str = "me", request_id: str = "r", gateway_id: InstanceId = OTHER) -> FindRequest:
+    return FindRequest("query", RequestId(request_id), owner, gateway_id)
+
+
+def adopt(attempt: int = 1, gateway_id: InstanceId = OTHER) -> AdoptRequest:
+    return AdoptRequest("query", R, "me", gateway_id, attempt, attempts.after_adoption(attempt, gateway_id))
+
+
+ADOPTED = attempts.after_adoption(1, OTHER)
+"""As which the other gateway adopts the first attempt."""
 
 
 async def ask_all(mesh: Mesh, message: Message) -> None:
@@ -327,19 +338,72 @@ async def test_another_gateway_adopts_a_request_that_runs(mesh: Mesh) -> None:
     await begin(mesh, timeout_ms=60_000, **RESUMABLE)
     mesh.clock.advance(1.0)
     await lose_gateway(mesh)
-    await ask_all(mesh, adopt())
+    await ask_all(mesh, find())
+    assert other.received == [RequestFound("query", R, SCHEDULER, 1)]
+    await tell(mesh, adopt())
     (adopted,) = other.of(RequestAdopted)
     assert (adopted.query_id, adopted.scheduler_id, adopted.has_ended) == ("query", SCHEDULER, False)
     assert adopted.num_output_tokens == (2,)
     submission = adopted.submission
     assert (submission.gateway_id, submission.timeout_ms, submission.client) == (OTHER, 59_000, b"chat")
+    assert submission.attempt == ADOPTED
     assert submission.prompt_token_ids.tolist() == PROMPT
-    assert mesh.detokenizer.opened("r")[-1].gateway_id == OTHER
+    opened = mesh.detokenizer.opened("r")[-1]
+    assert (opened.gateway_id, opened.attempt) == (OTHER, ADOPTED)
     assert list(mesh.detokenizer.entries("r")[-1].token_ids) == output()[:2]
     await keep_alive(mesh, 1.0)
     assert mesh.service.status().num_orphaned_requests == 0
     await go_on(mesh)
-    assert [closed.outcome for closed in mesh.detokenizer.closed()] == [Outcome.COMPLETED]
+    assert [(closed.outcome, closed.attempt) for closed in mesh.detokenizer.closed()] == [(Outcome.COMPLETED, ADOPTED)]
+    await other.transport.close()
+
+
+async def test_looking_for_a_request_moves_nothing(mesh: Mesh) -> None:
+    """A client may have asked one gateway and gone to another one meanwhile: late questions take nothing away."""
+    other = GatewayPeer(mesh.broker, OTHER)
+    await other.start()
+    await begin(mesh, **RESUMABLE)
+    for _ in range(3):
+        await ask_all(mesh, find())
+    assert other.of(RequestFound) == [RequestFound("query", R, SCHEDULER, 1)] * 3
+    assert mesh.gateway.of(RequestMoved) == []
+    await go_on(mesh)
+    assert [opened.gateway_id for opened in mesh.detokenizer.opened("r")] == [GATEWAY]
+    await other.transport.close()
+
+
+async def test_a_late_adoption_takes_nothing_from_the_gateway_that_was_faster(mesh: Mesh) -> None:
+    late, served = GatewayPeer(mesh.broker, OTHER), GatewayPeer(mesh.broker, InstanceId("gateway-3"))
+    await late.start()
+    await served.start()
+    await begin(mesh, **RESUMABLE)
+    await ask_all(mesh, find())
+    await ask_all(mesh, find(gateway_id=served.instance_id))
+    await tell(mesh, adopt(gateway_id=served.instance_id))
+    now = attempts.after_adoption(1, served.instance_id)
+    await tell(mesh, adopt())
+    assert late.received == [RequestFound("query", R, SCHEDULER, 1), RequestFound("query", R, SCHEDULER, now)]
+    assert served.of(RequestMoved) == []
+    assert mesh.detokenizer.opened("r")[-1].gateway_id == served.instance_id
+    await tell(mesh, adopt(now))
+    assert len(late.of(RequestAdopted)) == 1, "if its client still waits, it is the newer one"
+    assert served.of(RequestMoved) == [RequestMoved(R, SCHEDULER, attempts.after_adoption(now, OTHER))]
+    for peer in (late, served):
+        await peer.transport.close()
+
+
+async def test_an_adoption_whose_answer_was_lost_is_made_again(mesh: Mesh) -> None:
+    other = GatewayPeer(mesh.broker, OTHER)
+    await other.start()
+    await begin(mesh, **RESUMABLE)
+    await tell(mesh, adopt())
+    await ask_all(mesh, find())
+    assert other.of(RequestFound)[-1].attempt == ADOPTED
+    await tell(mesh, adopt(ADOPTED))
+    assert len(other.of(RequestAdopted)) == 2
+    assert other.of(RequestMoved) == []
+    assert list(mesh.detokenizer.entries("r")[-1].token_ids) == output()[:2], "its output is said again, too"
+    assert mesh.detokenizer.opened("r")[-1].attempt == other.of(RequestAdopted)[-1].submission.attempt
     await other.transport.close()
 
 
@@ -347,15 +411,19 @@ async def test_a_gateway_whose_request_was_adopted_is_told_and_not_obeyed_any_mo
     other = GatewayPeer(mesh.broker, OTHER)
     await other.start()
     await begin(mesh, **RESUMABLE)
-    await ask_all(mesh, adopt())
-    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER)]
+    await tell(mesh, adopt())
+    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER, ADOPTED)]
     await tell(mesh, CancelRequest(R, GATEWAY, 1))
+    await tell(mesh, CancelRequest(R, GATEWAY, 1, goes_on=True))
     await tell(mesh, ReplayRequest(R, GATEWAY, 1, (0,)))
-    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER)] * 3, "should it have missed the first one"
+    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER, ADOPTED)] * 4, "should it have missed the first"
+    await mesh.submit("r", attempt=2, **RESUMABLE)
+    await mesh.settle()
+    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER, ADOPTED)] * 5, "nor a later attempt of its own"
     await lose_gateway(mesh)
     await keep_alive(mesh, 1.0)
     assert mesh.service.status().num_open_requests == 1
-    await tell(mesh, CancelRequest(R, OTHER, 1))
+    await tell(mesh, CancelRequest(R, OTHER, ADOPTED))
     assert [closed.outcome for closed in mesh.detokenizer.closed()] == [Outcome.CANCELLED]
     await other.transport.close()
 
@@ -366,28 +434,25 @@ async def test_an_ended_request_is_adopted_with_its_output_and_its_end(mesh: Mes
     await mesh.ready()
     await mesh.submit("r", **RESUMABLE)
     await mesh.until(mesh.detokenizer.closed)
-    await ask_all(mesh, adopt())
+    await tell(mesh, adopt())
     (adopted,) = other.of(RequestAdopted)
     assert (adopted.has_ended, adopted.num_output_tokens) == (True, (5,))
     assert mesh.detokenizer.opened("r")[-1].gateway_id == OTHER
-    assert len(mesh.detokenizer.closed()) == 2
+    assert [closed.attempt for closed in mesh.detokenizer.closed()] == [1, ADOPTED]
     await other.transport.close()
 
 
 @pytest.mark.parametrize(
-    ("fields", "question"),
-    [
-        (RESUMABLE, adopt(owner="somebody else")),
-        (RESUMABLE, adopt(request_id="another")),
-        ({"owner": "me"}, adopt()),
-    ],
+    ("fields", "owner", "request_id"),
+    [(RESUMABLE, "somebody else", "r"), (RESUMABLE, "me", "another"), ({"owner": "me"}, "me", "r")],
     ids=["another owner", "another request", "not resumable"],
 )
-async def test_nobody_gets_what_is_not_his(mesh: Mesh, fields: dict[str, Any], question: AdoptRequest) -> None:
+async def test_nobody_gets_what_is_not_his(mesh: Mesh, fields: dict[str, Any], owner: str, request_id: str) -> None:
     other = GatewayPeer(mesh.broker, OTHER)
     await other.start()
     await begin(mesh, **fields)
-    await ask_all(mesh, question)
+    await ask_all(mesh, find(owner, request_id))
+    await tell(mesh, replace(adopt(), owner=owner, request_id=RequestId(request_id)))
     assert other.received == []
     assert [opened.gateway_id for opened in mesh.detokenizer.opened("r")] == [GATEWAY]
     await other.transport.close()
@@ -407,7 +472,7 @@ async def test_a_gateway_that_only_slept_keeps_its_requests(mesh: Mesh) -> None:
 
 async def test_a_stop_string_that_a_replay_finds_late_still_ends_the_choice(mesh: Mesh) -> None:
     await begin(mesh, num_tokens=3, **RESUMABLE)
-    await ask_all(mesh, adopt())
+    await tell(mesh, adopt())
     await mesh.detokenizer.send(StopStringFound(R, 0, 2))
     await mesh.until(mesh.detokenizer.closed)
     assert mesh.detokenizer.closed()[0].usage.num_output_tokens == (2,)
@@ -494,7 +559,7 @@ async def test_a_released_request_survives_its_gateway_and_is_adopted_with_its_o
     await release(mesh, timeout_ms=60_000, **RESUMABLE)
     await lose_gateway(mesh)
     await pass_time_of_all(mesh, 20.0)
-    await ask_all(mesh, adopt())
+    await tell(mesh, adopt())
     (adopted,) = other.of(RequestAdopted)
     assert (adopted.num_output_tokens, adopted.has_ended) == ((2,), False)
     assert adopted.submission.timeout_ms == pytest.approx(39_750, abs=500)
@@ -502,8 +567,8 @@ async def test_a_released_request_survives_its_gateway_and_is_adopted_with_its_o
     await mesh.pass_time(0.25)
     assert other.of(RequestReleased) == [], "what there is needs a moment to arrive there"
     await mesh.pass_time(0.25)
-    assert other.of(RequestReleased) == [RequestReleased(R, SCHEDULER, 1)]
-    await tell(mesh, CancelRequest(R, OTHER, 1, goes_on=True))
+    assert other.of(RequestReleased) == [RequestReleased(R, SCHEDULER, ADOPTED)]
+    await tell(mesh, CancelRequest(R, OTHER, ADOPTED, goes_on=True))
     assert mesh.service.is_idle()
     await other.transport.close()
 
@@ -572,9 +637,9 @@ async def test_what_has_no_gateway_waits_for_one_before_it_is_released(mesh: Mes
     await mesh.pass_time(0.5)
     assert mesh.service.status().num_open_requests == 1
     assert mesh.gateway.of(RequestReleased) == []
-    await ask_all(mesh, adopt())
+    await tell(mesh, adopt())
     await mesh.pass_time(0.25)
-    assert other.of(RequestReleased) == [RequestReleased(R, SCHEDULER, 1)]
+    assert other.of(RequestReleased) == [RequestReleased(R, SCHEDULER, ADOPTED)]
     await other.transport.close()
 
 
