@@ -166,6 +166,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         self._last_epoch += 1
         self._tenure = Tenure(scheduler_id, self._last_epoch, self.clock.now())
         self._thread.reset(self._last_epoch)
+        self.announce()
         log.info("held", extra={"scheduler": scheduler_id, "epoch": self._last_epoch})
         return self._tenure
 
@@ -188,6 +189,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         log.info("free", extra={"scheduler": self._tenure.scheduler_id, "epoch": self._tenure.epoch, "why": why})
         self._tenure = None
         self._thread.reset(0)
+        self.announce()
 
     async def _run_step(self, message: RunStep) -> None:
         """Take the next plan; answer an old one again; ask for those before one that is too early."""

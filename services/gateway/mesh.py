@@ -17,6 +17,7 @@ from services.gateway.adoptions import Adoptions, unknown_request
 from services.gateway.calls import Calls, new_call_id
 from services.gateway.config import GatewayConfig
 from services.gateway.drafts import Draft, sibling_ids
+from services.gateway.handover import Handover
 from services.gateway.keys import Caller
 from services.gateway.priorities import Priorities
 from services.gateway.requests import OpenRequests
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 A = TypeVar("A", PromptTokenized, TokensDetokenized)
 
 _RETRY_AFTER_S = 1.0
+_NOBODY = InstanceId("")
+"""The scheduler of a request for which there is none at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,13 @@ class Mesh:
         self.directory = Directory(clock)
         self.admission = Admission(self.directory, clock)
         self.usage = UsageOutbox(transport)
-        self.requests = OpenRequests(
+        handover = Handover(
             gateway_id,
-            config,
-            self.admission.another_scheduler,
+            self.admission.choose_scheduler,
+            lambda model: not self.admission.missing(model),
             lambda: self.transport.max_payload,
-            UsageRecords(gateway_id, self.usage.add).ended,
         )
+        self.requests = OpenRequests(gateway_id, config, handover, UsageRecords(gateway_id, self.usage.add).ended)
         self.adoptions = Adoptions(gateway_id, config)
         self.calls = Calls(config)
         self.is_draining = False
@@ -124,7 +127,7 @@ class Mesh:
                 prompt,
                 request_id,
                 gateway_id=self._gateway_id,
-                scheduler_id=scheduler_id,
+                scheduler_id=scheduler_id or _NOBODY,
                 tenant=caller.tenant,
                 priority=priority,
                 owner=caller.owner,
@@ -135,6 +138,8 @@ class Mesh:
         submissions = [(subject, self._fitting(message)) for message in messages]
         now = self.clock.now()
         self.num_requests += len(messages)
+        if scheduler_id is None:
+            return [self.requests.open(message, None, now) for message in messages]
         return [self.requests.open(*one, now) for one in zip(messages, submissions, strict=True)]
 
     async def submit(self, streams: Sequence[Stream]) -> None:
@@ -248,7 +253,7 @@ class Mesh:
         await self.publish(self.requests.tick(now, is_connected=is_connected))
         await self.publish(self.calls.tick(now))
         await self.publish(self.adoptions.tick(now, lost_at=self._scheduler_lost_at))
-        self.admission.forget()
+        self.admission.tick()
         for callback in list(self.on_tick):
             callback()
 

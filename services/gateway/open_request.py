@@ -13,7 +13,7 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
 from shared.ids import InstanceId, RequestId
-from shared.messages import CancelRequest, ReplayRequest, RequestAdopted
+from shared.messages import CancelRequest, ErrorInfo, ReplayRequest, RequestAdopted
 
 _MAX_REPLAY_PAUSE_S = 30.0
 _REPLAY_INTERVAL_S = 0.5
@@ -42,6 +42,10 @@ class OpenRequest:
     """As its scheduler said; 0 before."""
     lost_at: float | None = None
     """Since when no scheduler is known to have it, although one had, or was to."""
+    waits_since: float | None = None
+    """Since when it, new, waits for a scheduler that takes it."""
+    refusal: ErrorInfo | None = None
+    """What the last one said that did not."""
     try_again_at: float = 0.0
     num_losses: int = 0
     """Schedulers that lost it since its last token."""
@@ -111,6 +115,8 @@ class OpenRequest:
             return DeadlineExceeded("The request's timeout_ms is over.")
         if is_connected and self.lost_at is not None and now - self.lost_at >= config.failover_timeout_s:
             return Unavailable("The scheduler of this request is gone, and no other took it over in time.")
+        if is_connected and self.waits_since is not None and now - self.waits_since >= config.placement_timeout_s:
+            return self.not_taken()
         if is_connected and self.bereft_at is not None and now - self.bereft_at >= config.failover_timeout_s:
             return Unavailable("The detokenizer of this request is gone.")
         if self.submission is not None:
@@ -121,6 +127,12 @@ class OpenRequest:
         if self.detokenizer_id is not None and now - self.heard_at >= config.stall_timeout_s:
             return Stalled(f"The mesh went silent for {config.stall_timeout_s:g} s in mid-request.")
         return None
+
+    def not_taken(self) -> Unavailable:
+        """What to tell the client of a new request that no scheduler takes."""
+        if self.refusal is None:
+            return Unavailable("No scheduler takes this request at the moment.")
+        return Unavailable(self.refusal.message, retry_after_s=self.refusal.retry_after_s)
 
     def repetition(self, now: float, config: GatewayConfig) -> list[Outgoing]:
         """Submit it again if nobody has answered for a while."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from services.gateway.attachments import resumed_elsewhere
 from services.gateway.config import GatewayConfig
 from services.gateway.ends import end_of, record, unavailable
-from services.gateway.handover import TRY_AGAIN_AFTER_S, Choose, Handover
+from services.gateway.handover import TRY_AGAIN_AFTER_S, Handover
 from services.gateway.open_request import OpenRequest
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
 from services.gateway.submissions import Outgoing
@@ -44,14 +44,9 @@ _DEADLINE_GRACE_S = 1.0
 """A request's time runs at its scheduler, which says what it consumed. So much later it ends here in any case."""
 _MAX_INCOMPLETE_ENDS = 5
 """So often an end without all of the output before it is taken for a loss on the way."""
-_MAX_BYTES = 1 << 20
 
 
 OnEnd = Callable[[OpenRequest, End], None]
-
-
-def _nobody(_model: str) -> InstanceId | None:
-    return None
 
 
 def _nothing(_request: OpenRequest, _end: End) -> None:
@@ -62,19 +57,14 @@ class OpenRequests:
     """All open requests of this gateway, by id."""
 
     def __init__(
-        self,
-        gateway_id: InstanceId,
-        config: GatewayConfig,
-        choose: Choose = _nobody,
-        max_bytes: Callable[[], int] = lambda: _MAX_BYTES,
-        on_end: OnEnd = _nothing,
+        self, gateway_id: InstanceId, config: GatewayConfig, handover: Handover, on_end: OnEnd = _nothing
     ) -> None:
-        """`choose` finds a scheduler for a request that lost its own; `max_bytes` is what a message may have; `on_end`
-        is told of each request that ends for its client, also of one whose end another gateway may have told."""
+        """`handover` gives requests to schedulers; `on_end` is told of each request that ends for its client, also of
+        one whose end another gateway may have told."""
         self.num_ended: Counter[Outcome] = Counter()
         self.num_orphans = 0
         """Messages about requests that are not open, or of earlier attempts."""
-        self.handover = Handover(gateway_id, choose, max_bytes)
+        self.handover = handover
         self._gateway_id = gateway_id
         self._config = config
         self._on_end = on_end
@@ -88,10 +78,13 @@ class OpenRequests:
         """Those that nobody reads at the moment."""
         return sum(request.detached_until is not None for request in self._requests.values())
 
-    def open(self, message: SubmitRequest, submission: Outgoing, now: float) -> Stream:
-        """Follow a request that is being sent: the log that it will have. `submission` is what sends it."""
+    def open(self, message: SubmitRequest, submission: Outgoing | None, now: float) -> Stream:
+        """Follow a request that is being sent: the log that it will have. `submission` is what sends it; without one it
+        waits for a scheduler."""
         stream = Stream(message.request_id, message.num_choices)
-        request = OpenRequest(stream, message, message.scheduler_id, now, now, submission, sent_at=now)
+        scheduler_id = None if submission is None else message.scheduler_id
+        request = OpenRequest(stream, message, scheduler_id, now, now, submission, sent_at=now)
+        request.waits_since = now if submission is None else None
         self._add(request)
         return stream
 
@@ -118,6 +111,7 @@ class OpenRequests:
             self._settle(request, End(Outcome.CANCELLED))
             return []
         if message.error.status == Unavailable.status:
+            request.refusal = message.error
             outgoing = self._hand_over(request, self.handover.redirect, now)
             if outgoing is not None:
                 return outgoing
@@ -284,7 +278,7 @@ class OpenRequests:
         return request if request is not None and request.stream is stream else None
 
     def _accept(self, request: OpenRequest, now: float) -> None:
-        request.submission, request.lost_at, request.is_taken = None, None, True
+        request.submission, request.lost_at, request.waits_since, request.is_taken = None, None, None, True
         request.heard_at = now
         request.went_on(now, self._config)
         request.stream.accept()

@@ -6,6 +6,7 @@ Acts when its mailbox is empty, so that everything that arrived together is in o
 import logging
 from typing import assert_never
 
+from services.scheduler.adoptions import Answers
 from services.scheduler.attachments import Attachments
 from services.scheduler.config import SchedulerConfig, parse_weights
 from services.scheduler.core.events import Event
@@ -101,9 +102,10 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         what is left then, gateways give to whoever comes."""
         self._requests.is_draining = True
         super().drain(deadline_s)
+        self.post(Tick())  # executors are let go now, not a moment later
 
     def models(self) -> tuple[str, ...]:
-        """Those of the executors held."""
+        """Those of the executors held, but for executors that take nothing new."""
         return self._fleet.models
 
     async def handle(self, message: SchedulerInbound | PinsRead | Tick) -> None:
@@ -120,8 +122,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                 | ReplayLog()
                 | StopStringFound()
             ):
-                for instance_id, answer in self._requests.handle(message, self.clock.now()):
-                    await self.send_to(instance_id, answer)
+                await self._answer(self._requests.handle(message, self.clock.now()))
             case Presence():
                 await self._on_presence(message)
             case ExecutorAttached():
@@ -172,6 +173,10 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             num_unrecorded=self._usage.num_unrecorded,
         )
 
+    async def _answer(self, answers: Answers) -> None:
+        for instance_id, answer in answers:
+            await self.send_to(instance_id, answer)
+
     def _take(self, events: list[Event]) -> None:
         self._requests.take(events, self.clock.now())
 
@@ -197,6 +202,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                 return
             self._lose_executor(message.executor_id, has_died=True)
         self._attachments.add(message)
+        self.announce()
         self._take(self._fleet.add_executor(message.executor_id, message.capacity))
         log.info("attached", extra={"executor": message.executor_id, "epoch": message.epoch})
 
@@ -205,6 +211,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             return
         log.log(logging.WARNING if has_died else logging.INFO, "lost an executor", extra={"executor": executor_id})
         self._attachments.remove(executor_id)
+        self.announce()
         self._requests.totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
         self._take(self._fleet.remove_executor(executor_id, has_died=has_died))
 
@@ -218,22 +225,26 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
     # Others come and go.
 
     async def _on_presence(self, beat: Presence) -> None:
-        self._directory.observe(beat)
+        is_news = self._directory.observe(beat)
         if beat.is_leaving:
             self._on_lost(beat, has_died=False)
         elif beat.service is Service.EXECUTOR:
-            await self._on_executor_beat(beat)
+            await self._on_executor_beat(beat, is_news=is_news)
         elif beat.service is Service.DETOKENIZER:
             self._requests.detokenizer_found(self.clock.now())
         elif beat.service is Service.GATEWAY:
             self._requests.orphans.found(beat.instance_id)
+        elif beat.service is Service.SCHEDULER and is_news:
+            await self._answer(self._requests.tick(self.clock.now()))  # it may take what nobody here can go on with
 
-    async def _on_executor_beat(self, beat: Presence) -> None:
+    async def _on_executor_beat(self, beat: Presence, *, is_news: bool) -> None:
         if self._attachments.is_lost(beat):
             self._lose_executor(beat.instance_id, has_died=True)
         if self._attachments.get(beat.instance_id) is not None:
             if beat.is_draining:
                 self._take(self._fleet.drain_executor(beat.instance_id))
+                if is_news:
+                    self.announce()
             return
         if beat.is_draining or self.is_draining:
             return
@@ -262,8 +273,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         if self.is_draining and self._is_another_scheduler_there():
             for attachment in self._attachments:  # it takes them over, and then the requests that wait for them
                 await self._detach(attachment.executor_id)
-        for instance_id, answer in self._requests.tick(now):
-            await self.send_to(instance_id, answer)
+        await self._answer(self._requests.tick(now))
         for attachment in self._attachments:
             if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:
                 for plan in attachment.to_resend(0, now):

@@ -228,7 +228,8 @@ class FakeMesh:
             CancelRequest | ReplayRequest | AdoptRequest
         )
         self._search: Decoder[FindRequest] = Decoder(FindRequest)
-        self._other_schedulers: list[InstanceId] = []
+        self._other_schedulers: dict[InstanceId, bool] = {}
+        """Whether each holds executors."""
 
     async def start(self) -> None:
         """Listen, and announce every service."""
@@ -238,11 +239,16 @@ class FakeMesh:
         await self._transport.subscribe(subjects.ADOPTIONS, self._on_search)
         await self.beat()
 
-    async def add_scheduler(self, instance_id: InstanceId) -> None:
+    async def add_scheduler(self, instance_id: InstanceId, *, has_executors: bool = True) -> None:
         """Have one more scheduler, which beats even if `silent` has the others."""
-        self._other_schedulers.append(instance_id)
+        self._other_schedulers[instance_id] = has_executors
         await self._transport.subscribe(subjects.inbox(instance_id), self._on_scheduler_message)
-        await self.announce(Service.SCHEDULER, instance_id)
+        await self.beat()
+
+    async def give_executors(self, instance_id: InstanceId) -> None:
+        """Have a scheduler that was added hold executors from now on."""
+        self._other_schedulers[instance_id] = True
+        await self.beat()
 
     async def stop(self) -> None:
         """Say nothing more."""
@@ -255,7 +261,7 @@ class FakeMesh:
         async def on_message(payload: bytes, _headers: Mapping[str, str]) -> None:
             take(decoder.decode(payload))
 
-        self._other_schedulers.append(instance_id)
+        self._other_schedulers[instance_id] = True
         await self._transport.subscribe(subjects.inbox(instance_id), on_message)
         await self.announce(Service.SCHEDULER, instance_id)
 
@@ -292,8 +298,8 @@ class FakeMesh:
         for service in (Service.TOKENIZER, Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER):
             if service not in self.silent:
                 await self.announce(service, self._instance_id(service), is_draining=service in self.draining)
-        for instance_id in self._other_schedulers:
-            await self.announce(Service.SCHEDULER, instance_id)
+        for instance_id, has_executors in self._other_schedulers.items():
+            await self.announce(Service.SCHEDULER, instance_id, model=None if has_executors else "")
 
     async def announce(
         self,
@@ -305,8 +311,8 @@ class FakeMesh:
         is_draining: bool = False,
         is_leaving: bool = False,
     ) -> None:
-        """One beat of one instance."""
-        models = (model or self.model,)
+        """One beat of one instance. `model` "" is for none."""
+        models = () if model == "" else (model or self.model,)
         beat = Presence(
             service,
             instance_id,

@@ -143,6 +143,86 @@ async def test_a_new_request_that_a_leaving_scheduler_refuses_goes_to_another_on
     assert (await asking)[0] == 200
 
 
+async def change_hands(harness: Harness) -> None:
+    """The scheduler with the executors drains, and another one is about to take them."""
+    await harness.advance(0.5)
+    await harness.fake.add_scheduler(OTHER, has_executors=False)
+    harness.fake.draining.add(Service.SCHEDULER)
+    await harness.fake.beat()
+    await harness.settle()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_new_request_waits_while_executors_change_hands(harness: Harness, is_stream: bool) -> None:
+    await change_hands(harness)
+    async with harness.http.get(harness.url + "/readyz") as report:
+        assert report.status == 200, "a request would be served"
+    asking = asyncio.create_task(harness.http.post(harness.url + PATH, json=CHAT | {"stream": is_stream}))
+    await harness.until(lambda: len(harness.mesh.requests) == 1)
+    await harness.advance(3.0)
+    assert not asking.done()
+    assert harness.fake.submissions.empty()
+    await harness.fake.give_executors(OTHER)
+    request = await harness.fake.next_request()
+    assert (request.message.scheduler_id, request.message.attempt) == (OTHER, 1)
+    await request.complete("a")
+    async with await asking as response:
+        assert response.status == 200
+
+
+async def test_a_new_request_waits_only_as_long_as_there_is_hope(harness: Harness) -> None:
+    await change_hands(harness)
+    asking = asyncio.create_task(harness.chat())
+    await harness.until(lambda: len(harness.mesh.requests) == 1)
+    await harness.advance(4.0)
+    assert not asking.done()
+    await harness.advance(1.5)
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (503, "unavailable")
+    await harness.nothing_is_left()
+    async with harness.http.get(harness.url + "/readyz") as report:
+        assert report.status == 503
+
+
+async def test_a_new_request_that_waits_ends_when_its_client_leaves(harness: Harness) -> None:
+    await change_hands(harness)
+    asking = asyncio.create_task(harness.chat())
+    await harness.until(lambda: len(harness.mesh.requests) == 1)
+    asking.cancel()
+    await harness.nothing_is_left()
+    await harness.fake.give_executors(OTHER)
+    await harness.advance(1.0)
+    assert harness.fake.submissions.empty()
+
+
+async def test_a_new_request_that_is_refused_just_before_executors_change_hands_waits_too(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await harness.advance(0.5)
+    await request.refuse(ErrorInfo.of(Unavailable("shutting down")))
+    await harness.settle()
+    assert not asking.done(), "why it was refused is not known here yet"
+    await change_hands(harness)
+    await harness.fake.give_executors(OTHER)
+    await harness.advance(0.5)
+    again = await harness.fake.next_request()
+    while again.message.scheduler_id != OTHER:
+        await again.refuse(ErrorInfo.of(Unavailable("shutting down")))
+        await harness.advance(0.5)
+        again = await harness.fake.next_request()
+    await again.complete("a")
+    assert (await asking)[0] == 200
+
+
+async def test_a_new_request_that_the_only_scheduler_refuses_as_it_leaves_is_told_so(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    harness.fake.draining.add(Service.SCHEDULER)
+    await harness.fake.beat()
+    await harness.settle()
+    await request.refuse(ErrorInfo.of(Unavailable("shutting down", retry_after_s=2.0)))
+    status, answer = await asyncio.wait_for(asking, 5)
+    assert (status, answer["error"]["message"]) == (503, "shutting down")
+
+
 async def test_a_scheduler_that_does_not_know_a_request_gets_it_again(harness: Harness) -> None:
     response, request = await harness.open_stream(CHAT)
     await request.say("a")

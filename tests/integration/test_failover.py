@@ -165,22 +165,23 @@ async def test_streams_go_on_as_if_nothing_had_been(
 async def test_a_scheduler_that_drains_hands_over_at_once_and_new_requests_are_served(mesh: Cast) -> None:
     bodies, expected = await undisturbed(mesh)
     seconds = 0.0
+    new: list[None] = []
 
     async def disturb(streamed: list[Streamed]) -> None:
         nonlocal seconds
         await until_begun(streamed, 300)
         began = time.monotonic()
         leaving = asyncio.create_task(find(mesh, Service.SCHEDULER).leave(deadline_s=60.0))
-        new = Streamed()
-        while not new.text:  # until the other scheduler has the executors, new requests are refused for a second
-            (new,) = await mesh.stream_all(bodies[:1])
-        check_same(bodies[:1], [new], expected[:1])
+        while not leaving.done():
+            check_same(bodies[:1], await mesh.stream_all(bodies[:1]), expected[:1])
+            new.append(None)
         await leaving
         seconds = time.monotonic() - began
 
     streamed = await mesh.stream_all(bodies, disturb)
     check_same(bodies, streamed, expected)
     assert seconds < 20, "what ran was not waited for"
+    assert new, "some came while hands changed"
 
 
 @pytest.mark.parametrize("away_s", [0.0, 4.0])
