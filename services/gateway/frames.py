@@ -90,7 +90,7 @@ class FinishedChoice(msgspec.Struct):
 
 
 class TimingBody(msgspec.Struct):
-    """Where the time went, in seconds since the request reached its scheduler."""
+    """Where the time went, in seconds since the request reached a scheduler, whichever went on with it since."""
 
     queue_s: float
     first_token_s: float

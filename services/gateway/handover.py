@@ -81,7 +81,10 @@ class Handover:
             done = CancelRequest(message.request_id, self._gateway_id, message.attempt, goes_on=True)
             return [(subjects.inbox(message.scheduler_id), encode(done))]
         is_here = (message.scheduler_id, message.attempt) == (request.scheduler_id, request.attempt)
-        return self.leave(request, now, try_again_at=now) if is_here and request.cancelled_at is None else []
+        if not is_here or request.cancelled_at is not None:
+            return []
+        request.remember(message.past, now)
+        return self.leave(request, now, try_again_at=now)
 
     def redirect(self, request: OpenRequest, now: float) -> list[Outgoing] | None:
         """Give a request that its scheduler did not take to another one; None if its client is to hear of the refusal.
@@ -121,6 +124,7 @@ class Handover:
             scheduler_id=scheduler_id,
             attempt=request.attempt,
             timeout_ms=request.timeout_ms(now),
+            past=request.past_until(now),
             max_bytes=self._max_bytes(),
         )
         if len(submission[1]) > self._max_bytes():

@@ -6,6 +6,8 @@ Owns the state of one request. What happens to it when is decided by the table o
 import math
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from services.gateway.config import GatewayConfig
 from services.gateway.streams import Stream
 from services.gateway.submissions import Outgoing, Submission
@@ -13,7 +15,7 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
 from shared.ids import InstanceId, RequestId
-from shared.messages import CancelRequest, ErrorInfo, ReplayRequest, RequestAdopted
+from shared.messages import CancelRequest, ErrorInfo, ReplayRequest, RequestAdopted, RequestPast
 
 _MAX_REPLAY_PAUSE_S = 30.0
 _REPLAY_INTERVAL_S = 0.5
@@ -63,6 +65,10 @@ class OpenRequest:
     detached_until: float | None = None
     """Nobody reads it; then it is cancelled."""
     num_tokens_at_adoption: tuple[int, ...] = field(default=())
+    accepted_at: float | None = None
+    """When a scheduler first accepted it, here or at another gateway."""
+    past: RequestPast = RequestPast()
+    """What is known for sure of what is behind it, but for its age."""
     had_ended: bool = False
     """Whether its end was told to another gateway already."""
 
@@ -85,11 +91,21 @@ class OpenRequest:
         request.detached_until = now + config.resume_grace_s
         return request
 
-    def follow(self, message: RequestAdopted) -> None:
+    def follow(self, message: RequestAdopted, now: float) -> None:
         """Hear of it from the scheduler that has pointed it to this gateway."""
         self.scheduler_id, self.attempt = message.scheduler_id, message.submission.attempt
         self.num_prompt_tokens = len(message.submission.prompt_token_ids)
         self.num_tokens_at_adoption = message.num_output_tokens
+        if message.submission.past is not None:
+            self.remember(message.submission.past, now)
+
+    def remember(self, past: RequestPast, now: float) -> None:
+        """Take over what a scheduler says of what is behind it."""
+        self.accepted_at, self.past = now - past.age_s, past
+
+    def past_until(self, now: float) -> RequestPast:
+        """What is behind it, for the scheduler that goes on with it."""
+        return replace(self.past, age_s=now - (self.opened_at if self.accepted_at is None else self.accepted_at))
 
     def num_tokens(self) -> tuple[int, ...]:
         """How many tokens of each choice are here, or are known to be on their way."""
@@ -149,6 +165,11 @@ class OpenRequest:
         """It was accepted, or has new output: its scheduler need not be asked for a while."""
         self.ask_pause_s = config.replay_after_s
         self.ask_at = now + self.ask_pause_s
+
+    def produced(self, now: float) -> None:
+        """It has output that it had not before."""
+        if self.past.first_token_s is None and self.accepted_at is not None:
+            self.past = replace(self.past, first_token_s=now - self.accepted_at)
 
     def hurry(self, now: float) -> None:
         """Something is missing: ask soon."""

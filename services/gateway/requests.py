@@ -177,7 +177,7 @@ class OpenRequests:
             self._add(request)
         elif request.scheduler_id not in (None, scheduler_id):  # it had an earlier attempt of it
             outgoing.append(request.dismissal(self._gateway_id))
-        request.follow(message)
+        request.follow(message, now)
         self._accept(request, now)
         return request, outgoing
 
@@ -280,6 +280,7 @@ class OpenRequests:
     def _accept(self, request: OpenRequest, now: float) -> None:
         request.submission, request.lost_at, request.waits_since, request.is_taken = None, None, None, True
         request.heard_at = now
+        request.accepted_at = now if request.accepted_at is None else request.accepted_at
         request.went_on(now, self._config)
         request.stream.accept()
 
@@ -300,6 +301,7 @@ class OpenRequests:
         if len(choice.token_ids) > num_before:
             request.num_losses = 0
             request.went_on(now, self._config)
+            request.produced(now)
         return []
 
     def _closed(self, request: OpenRequest, closed: RequestClosed, now: float) -> list[Outgoing]:

@@ -85,6 +85,7 @@ class Adoptions:
                 gateway_id=stream.opened.gateway_id,
                 attempt=stream.attempt,
                 timeout_ms=None if seconds_left is None else max(1, round(seconds_left * 1000)),
+                past=stream.past(now) if isinstance(stream, Stream) else None,
                 resumed=(),
             ),
             num_output_tokens=stream.num_tokens(),

@@ -230,7 +230,7 @@ class Requests:
         self.delivery.drop_untold(now - _MAX_UNTOLD_S, now)
         self.retention.expire(now)
         self._release_stranded()
-        return [self._release_of(request_id) for request_id in self._releases.due(now)]
+        return [self._release_of(request_id, now) for request_id in self._releases.due(now)]
 
     def leave(self, now: float) -> None:
         """This scheduler leaves. Gateways give its requests to others; those that have no gateway end with it."""
@@ -263,7 +263,8 @@ class Requests:
             num_choices=message.num_choices,
             attempt=message.attempt,
         )
-        self.delivery.open(Stream(request, replace(message, resumed=()), opened, now), detokenizers)
+        arrived_at = now if message.past is None else now - message.past.age_s
+        self.delivery.open(Stream(request, replace(message, resumed=()), opened, arrived_at), detokenizers)
         if request.is_finished:  # only its end had not been told
             self.take([RequestEnded(request, Outcome.COMPLETED)], now)
         if self._cancelled_early.has(request.request_id, message.attempt):
@@ -322,11 +323,12 @@ class Requests:
             self._fleet.cancel(request.request_id)
             self._releases.add(stream)
 
-    def _release_of(self, request_id: RequestId) -> tuple[InstanceId, Message]:
+    def _release_of(self, request_id: RequestId, now: float) -> tuple[InstanceId, Message]:
         """What the gateway of a released request is told."""
         stream = self.delivery.get(request_id)
         assert stream is not None, "a released request has no stream"
-        return stream.opened.gateway_id, RequestReleased(request_id, self._scheduler_id, stream.attempt)
+        released = RequestReleased(request_id, self._scheduler_id, stream.attempt, stream.past(now))
+        return stream.opened.gateway_id, released
 
     def _count(self, stream: Stream) -> None:
         """Count the prompt of a request that ends here, if it was computed here."""
@@ -340,4 +342,4 @@ class Requests:
 
 def _usage_of(stream: Stream) -> Usage:
     """What a request that ran here has consumed so far."""
-    return Usage(len(stream.request.prompt), stream.request.num_cached_tokens, stream.num_tokens())
+    return Usage(len(stream.request.prompt), stream.num_cached_tokens, stream.num_tokens())

@@ -87,6 +87,22 @@ class ResumedChoice(Message, frozen=True):
     """One for each token if log-probabilities were asked for, or none at all if they were too many to travel."""
 
 
+class RequestPast(Message, frozen=True):
+    """What a request has behind it that goes on elsewhere: to its client all of its attempts are one request.
+
+    None where nobody knows, or where it has not come to that yet.
+    """
+
+    age_s: float = 0.0
+    """Since its first scheduler took it, or, if none had, since it came to its gateway."""
+    queue_s: float | None = None
+    """Of these, until its first step."""
+    first_token_s: float | None = None
+    """Of these, until its first output token."""
+    num_cached_tokens: int | None = None
+    """Of the prompt, found in the prefix cache when it first ran."""
+
+
 class SubmitRequest(Message, frozen=True, tag="submit_request"):
     """Gateway → tokenizer: encode this prompt and hand it to `scheduler_id`."""
 
@@ -117,6 +133,8 @@ class SubmitRequest(Message, frozen=True, tag="submit_request"):
     """A hash of the client's API key: only who has the same may resume the request. Empty: there are no keys."""
     client: bytes = b""
     """What gateways need to tell the answer again; only they look into it. Empty: the request cannot be resumed."""
+    past: RequestPast | None = None
+    """Of a later attempt, or one that had to wait: what came before."""
 
 
 class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
@@ -138,6 +156,7 @@ class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
     resumed: tuple[ResumedChoice, ...] = ()
     owner: str = ""
     client: bytes = b""
+    past: RequestPast | None = None
 
 
 class RequestAccepted(Message, frozen=True, tag="request_accepted"):
@@ -200,6 +219,7 @@ class RequestReleased(Message, frozen=True, tag="request_released"):
     request_id: RequestId
     scheduler_id: InstanceId
     attempt: int
+    past: RequestPast
 
 
 class RequestMoved(Message, frozen=True, tag="request_moved"):
@@ -255,7 +275,7 @@ class RequestAdopted(Message, frozen=True, tag="request_adopted"):
     scheduler_id: InstanceId
     submission: SubmitTokens
     """Enough to submit it again elsewhere. Its `attempt` is what it goes on as, its `timeout_ms` is what is left, its
-    `resumed` is empty."""
+    `past` is until this moment, its `resumed` is empty."""
     num_output_tokens: tuple[int, ...]
     """How many tokens each choice has at this moment; all of them follow."""
     has_ended: bool

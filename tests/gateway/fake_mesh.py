@@ -29,6 +29,7 @@ from shared.messages import (
     RequestAdopted,
     RequestClosed,
     RequestFound,
+    RequestPast,
     RequestRefused,
     RequestReleased,
     RequestUnknown,
@@ -87,9 +88,10 @@ class FakeRequest:
         """Its scheduler does not know it."""
         await self._send(RequestUnknown(self.request_id, self.message.scheduler_id, self.message.attempt))
 
-    async def release(self) -> None:
+    async def release(self, past: RequestPast | None = None) -> None:
         """Its scheduler cannot go on with it, and keeps it for another one."""
-        await self._send(RequestReleased(self.request_id, self.message.scheduler_id, self.message.attempt))
+        message, past = self.message, past or RequestPast()
+        await self._send(RequestReleased(self.request_id, message.scheduler_id, message.attempt, past))
 
     async def say(
         self,

@@ -21,6 +21,7 @@ from shared.messages import (
     RequestAdopted,
     RequestFound,
     RequestMoved,
+    RequestPast,
     SubmitRequest,
     SubmitTokens,
     TextOptions,
@@ -61,6 +62,7 @@ def adopted(
         num_choices=1,
         max_tokens=10,
         attempt=attempt,
+        past=RequestPast(age_s=20.0, queue_s=1.0, first_token_s=2.0, num_cached_tokens=3),
         owner="me",
         client=CLIENT,
     )
@@ -227,12 +229,14 @@ async def test_an_adopted_request_goes_on_at_another_scheduler_too(harness: Harn
     found, request = await adopt(harness)
     harness.mesh.attach([found.stream])
     await request.say("ab", num_tokens=2, logprobs=[logprobs_of("a"), logprobs_of("b")])
+    await harness.advance(5.0)
     submitted: asyncio.Queue[SubmitTokens] = asyncio.Queue()
     await harness.fake.take_submissions(OTHER, submitted.put_nowait)
     await harness.fake.announce(Service.SCHEDULER, harness.fake.scheduler_id, is_leaving=True)
     message = await asyncio.wait_for(submitted.get(), 5)
     assert message.attempt == request.message.attempt + 1
     assert (message.prompt_token_ids.tolist(), message.client) == ([1, 2, 3], CLIENT)
+    assert message.past == RequestPast(age_s=25.0, queue_s=1.0, first_token_s=2.0, num_cached_tokens=3)
     assert message.gateway_id == harness.gateway.identity.instance_id
     assert [list(choice.token_ids) for choice in message.resumed] == [[0, 1]]
 

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, Service
-from shared.messages import ErrorInfo, FinishReason, Outcome
+from shared.messages import ErrorInfo, FinishReason, Outcome, RequestPast
 from tests.gateway.fake_mesh import MODEL, FakeRequest, logprobs_of
 from tests.gateway.harness import CHAT, Harness, assert_ended_once, events_of, running_gateway, text_of
 
@@ -266,6 +266,29 @@ async def test_a_released_request_goes_on_elsewhere_and_only_then_is_its_schedul
     told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
     assert (told.attempt, told.goes_on) == (1, True), "also once the request has ended"
     assert harness.fake.submissions.empty()
+
+
+async def test_a_request_takes_along_what_is_behind_it(harness: Harness) -> None:
+    """Its client counts from the beginning, whoever ends it."""
+    response, request = await harness.open_stream(CHAT)
+    await harness.advance(1.5)
+    await request.say("a")
+    await harness.settle()
+    await harness.advance(2.0)
+    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.announce(Service.SCHEDULER, harness.fake.scheduler_id, is_leaving=True)
+    second = await harness.fake.next_request()
+    past = RequestPast(age_s=3.5, first_token_s=1.5)
+    assert second.message.past == past, "as far as this gateway can know"
+    await second.accept()
+    await harness.advance(1.0)
+    known = RequestPast(age_s=4.75, queue_s=0.5, first_token_s=1.25, num_cached_tokens=2)
+    await second.release(known)
+    third = await harness.fake.next_request()
+    assert third.message.past == known, "as its scheduler says"
+    await third.complete("ab")
+    assert_ended_once(await events_of(response), reason="stop")
+    assert request.message.past is None
 
 
 async def test_a_request_may_be_released_as_often_as_it_likes(harness: Harness) -> None:

@@ -24,6 +24,7 @@ from shared.messages import (
     ReplayRequest,
     RequestAccepted,
     RequestClosed,
+    RequestPast,
     RequestRefused,
     RequestReleased,
     RequestUnknown,
@@ -166,7 +167,9 @@ class Life(RuleBasedStateMachine):
     @rule(request_id=st.sampled_from(IDS), is_late=st.booleans())
     def release(self, request_id: RequestId, is_late: bool) -> None:
         attempt = self.attempts[request_id] - is_late
-        self._sent(self.table.released(RequestReleased(request_id, self.homes[request_id], attempt), self.now))
+        self._sent(
+            self.table.released(RequestReleased(request_id, self.homes[request_id], attempt, RequestPast()), self.now)
+        )
 
     @rule(request_id=st.sampled_from(IDS))
     def detach(self, request_id: RequestId) -> None:

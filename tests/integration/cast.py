@@ -5,6 +5,7 @@ what arrives waits, nothing is handled and no beat is sent, until it thaws.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -125,6 +126,8 @@ class Streamed:
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
+    accepted_at: float = 0.0
+    ended_at: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -135,7 +138,7 @@ class Streamed:
         """Take in a delta or the end."""
         assert self.end is None, f"{message['type']} after {self.end['type'] if self.end else None}"
         if message["type"] != "request.delta":
-            self.end = message
+            self.end, self.ended_at = message, time.monotonic()
             return
         index = message["index"]
         assert message["offset"] == len(self.text.setdefault(index, "")), "a hole or a repetition in the text"
@@ -332,6 +335,7 @@ async def follow(socket: aiohttp.ClientWebSocketResponse, streamed: Sequence[Str
         if message["type"] == "request.accepted":
             stream = streamed[int(message["id"])]
             stream.request_id = message["request_id"]
+            stream.accepted_at = stream.accepted_at or time.monotonic()
             by_request_id[stream.request_id] = stream
         elif message["type"] == "going_away":
             pass

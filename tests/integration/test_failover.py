@@ -132,6 +132,15 @@ def check_same(bodies: list[dict[str, Any]], streamed: list[Streamed], expected:
             assert value == wanted[name], f"{name} of {body}"
 
 
+def check_times(streamed: list[Streamed]) -> None:
+    """The times that are told are those of the whole request, however many schedulers have had it."""
+    for stream in streamed:
+        assert stream.end is not None
+        timing, seen_s = stream.end["timing"], stream.ended_at - stream.accepted_at
+        assert timing["total_s"] > seen_s - 0.5, "the client saw more than half a second that nobody accounts for"
+        assert timing["queue_s"] <= timing["first_token_s"] <= timing["total_s"]
+
+
 def num_resubmitted(mesh: Cast) -> int:
     """How often requests were given to another scheduler."""
     gateways = [player.actor for player in mesh.of(Service.GATEWAY)]
@@ -160,6 +169,7 @@ async def test_streams_go_on_as_if_nothing_had_been(
     check_same(bodies, streamed, expected)
     if service is Service.SCHEDULER:
         assert num_resubmitted(mesh) > 0
+        check_times(streamed)
 
 
 async def test_a_scheduler_that_drains_hands_over_at_once_and_new_requests_are_served(mesh: Cast) -> None:

@@ -22,8 +22,10 @@ from shared.messages import (
     ReplayRequest,
     RequestAccepted,
     RequestAdopted,
+    RequestClosed,
     RequestFound,
     RequestMoved,
+    RequestPast,
     RequestRefused,
     RequestReleased,
     RequestUnknown,
@@ -301,6 +303,60 @@ async def test_tokens_that_wait_to_be_sent_do_not_come_before_the_log_that_is_se
     assert len(batch.opened) == 1
 
 
+# What came before.
+
+
+async def finish(mesh: Mesh, **fields: Any) -> RequestClosed:
+    """The end of a request that waits a second for its first step and takes two more seconds."""
+    await mesh.ready()
+    mesh.executor.is_working = False
+    await mesh.submit("r", **fields)
+    await mesh.until(lambda: mesh.executor.of(RunStep))
+    mesh.clock.advance(2.0)
+    await go_on(mesh)
+    await mesh.until(mesh.detokenizer.closed)
+    (closed,) = mesh.detokenizer.closed()
+    return closed
+
+
+async def test_times_of_a_request_that_had_an_earlier_attempt_are_those_of_both(mesh: Mesh) -> None:
+    past = RequestPast(age_s=10.0, queue_s=1.0, first_token_s=3.0, num_cached_tokens=7)
+    closed = await finish(mesh, attempt=2, resumed=(ResumedChoice(int32s(output()[:2])),), past=past)
+    assert (closed.timing.queue_s, closed.timing.first_token_s) == (1.0, 3.0)
+    assert closed.timing.total_s == pytest.approx(12.0, abs=0.1)
+    assert closed.usage.num_cached_tokens == 7, "what it found when it first ran"
+
+
+async def test_what_nobody_knows_of_an_earlier_attempt_is_what_happens_here(mesh: Mesh) -> None:
+    closed = await finish(mesh, attempt=2, past=RequestPast(age_s=10.0))
+    assert closed.timing.queue_s == pytest.approx(10.0, abs=0.1)
+    assert closed.timing.first_token_s == pytest.approx(12.0, abs=0.1)
+    assert closed.timing.total_s == pytest.approx(12.0, abs=0.1)
+    assert closed.usage.num_cached_tokens == 0
+
+
+async def test_a_request_ran_before_it_had_tokens_whoever_knows_when(mesh: Mesh) -> None:
+    closed = await finish(mesh, attempt=2, past=RequestPast(age_s=10.0, first_token_s=3.0))
+    assert closed.timing.queue_s == closed.timing.first_token_s == 3.0
+
+
+async def test_who_takes_a_request_elsewhere_or_adopts_it_is_told_what_came_before(mesh: Mesh) -> None:
+    other = GatewayPeer(mesh.broker, OTHER)
+    await other.start()
+    await release(mesh, **RESUMABLE)
+    mesh.clock.advance(3.0)
+    await mesh.pass_time(0.25)
+    past = mesh.gateway.of(RequestReleased)[-1].past
+    assert past.age_s == pytest.approx(3.5, abs=0.3)
+    assert (past.queue_s, past.first_token_s, past.num_cached_tokens) == (0.0, 0.0, 0)
+    mesh.clock.advance(4.0)
+    await tell(mesh, adopt())
+    past = other.of(RequestAdopted)[-1].submission.past
+    assert past.age_s == pytest.approx(7.5, abs=0.3)
+    assert past.first_token_s == 0.0
+    await other.transport.close()
+
+
 # Gateways are lost.
 
 
@@ -504,6 +560,11 @@ async def announce_another_scheduler(mesh: Mesh, *models: str) -> None:
     await mesh.settle()
 
 
+def releases(gateway: GatewayPeer) -> list[tuple[RequestId, InstanceId, int]]:
+    """What a gateway was told of attempts that have to go on elsewhere."""
+    return [(told.request_id, told.scheduler_id, told.attempt) for told in gateway.of(RequestReleased)]
+
+
 async def release(mesh: Mesh, **fields: Any) -> None:
     """A request that has two tokens, and whose executor is gone while another scheduler has one."""
     await mesh.gateway.announce()
@@ -511,7 +572,7 @@ async def release(mesh: Mesh, **fields: Any) -> None:
     await mesh.executor.announce(is_leaving=True)
     await announce_another_scheduler(mesh, "model")
     await mesh.pass_time(0.25)
-    assert mesh.gateway.of(RequestReleased) == [RequestReleased(R, SCHEDULER, 1)]
+    assert releases(mesh.gateway)[:1] == [(R, SCHEDULER, 1)]
 
 
 async def pass_time_of_all(mesh: Mesh, seconds: float, *gateways: GatewayPeer) -> None:
@@ -532,7 +593,7 @@ async def test_what_no_executor_here_can_go_on_with_is_for_a_scheduler_that_has_
     assert mesh.gateway.of(RequestReleased) == [], "the other one has none either"
     await announce_another_scheduler(mesh, "model")
     await mesh.pass_time(0.25)
-    assert mesh.gateway.of(RequestReleased) == [RequestReleased(R, SCHEDULER, 1)]
+    assert releases(mesh.gateway)[:1] == [(R, SCHEDULER, 1)]
     assert mesh.detokenizer.closed() == [], "it has not ended"
 
 
@@ -567,7 +628,7 @@ async def test_a_released_request_survives_its_gateway_and_is_adopted_with_its_o
     await mesh.pass_time(0.25)
     assert other.of(RequestReleased) == [], "what there is needs a moment to arrive there"
     await mesh.pass_time(0.25)
-    assert other.of(RequestReleased) == [RequestReleased(R, SCHEDULER, ADOPTED)]
+    assert releases(other) == [(R, SCHEDULER, ADOPTED)]
     await tell(mesh, CancelRequest(R, OTHER, ADOPTED, goes_on=True))
     assert mesh.service.is_idle()
     await other.transport.close()
@@ -639,7 +700,7 @@ async def test_what_has_no_gateway_waits_for_one_before_it_is_released(mesh: Mes
     assert mesh.gateway.of(RequestReleased) == []
     await tell(mesh, adopt())
     await mesh.pass_time(0.25)
-    assert other.of(RequestReleased) == [RequestReleased(R, SCHEDULER, ADOPTED)]
+    assert releases(other) == [(R, SCHEDULER, ADOPTED)]
     await other.transport.close()
 
 
@@ -652,7 +713,7 @@ async def test_a_draining_scheduler_lets_its_executors_go_if_another_scheduler_i
     assert not mesh.service.is_idle()
     await announce_another_scheduler(mesh, "model")
     await mesh.pass_time(0.25)
-    assert mesh.gateway.of(RequestReleased) == [RequestReleased(R, SCHEDULER, 1)]
+    assert releases(mesh.gateway)[:1] == [(R, SCHEDULER, 1)]
     assert not mesh.service.is_idle(), "it stays until the request is known to go on"
     await tell(mesh, CancelRequest(R, GATEWAY, 1, goes_on=True))
     assert mesh.service.is_idle()

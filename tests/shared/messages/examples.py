@@ -45,6 +45,7 @@ from shared.messages import (
     RequestFound,
     RequestMoved,
     RequestOpened,
+    RequestPast,
     RequestRefused,
     RequestReleased,
     RequestUnknown,
@@ -133,6 +134,7 @@ OPENED = RequestOpened(REQUEST, SCHEDULER, GATEWAY, "tiny", TEXT, 2, 2, 3)
 VIEW = ExecutorView(EXECUTOR, "tiny", 3, 2, 4096, 4000, 100, 12, 34, 5.5)
 SCHEDULER_STATUS = SchedulerStatus((VIEW,), 2, 3, 1000, 800, 500, 1, 5, 6, 7, 8)
 RESUMED = ResumedChoice(int32s([42, 43]), FinishReason.LENGTH, (LOGPROBS, None))
+PAST = RequestPast(2.0, 0.5, 1.0, 8)
 SUBMISSION = SubmitTokens(
     REQUEST,
     GATEWAY,
@@ -149,6 +151,7 @@ SUBMISSION = SubmitTokens(
     (RESUMED, ResumedChoice()),
     "0a1b",
     b"chat",
+    PAST,
 )
 
 EXAMPLES: tuple[msgspec.Struct, ...] = (
@@ -175,6 +178,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     OPENED,
     VIEW,
     RESUMED,
+    PAST,
     SubmitRequest(
         REQUEST,
         GATEWAY,
@@ -193,6 +197,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
         (RESUMED,),
         "0a1b",
         b"chat",
+        PAST,
     ),
     SUBMISSION,
     RequestAccepted(REQUEST, SCHEDULER, 3, 2),
@@ -200,7 +205,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     CancelRequest(REQUEST, GATEWAY, 2, True),
     ReplayRequest(REQUEST, GATEWAY, 2, (7, 0)),
     RequestUnknown(REQUEST, SCHEDULER, 2),
-    RequestReleased(REQUEST, SCHEDULER, 2),
+    RequestReleased(REQUEST, SCHEDULER, 2, PAST),
     RequestMoved(REQUEST, SCHEDULER, 2**43),
     FindRequest("adopt-1", REQUEST, "0a1b", GATEWAY),
     RequestFound("adopt-1", REQUEST, SCHEDULER, 3),
