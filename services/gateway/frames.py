@@ -113,16 +113,17 @@ class Completed(msgspec.Struct, tag_field="type", tag="request.completed"):
 
 
 class Failed(msgspec.Struct, tag_field="type", tag="request.failed"):
-    """Terminal: refused (then without `request_id`, if it never had one), or failed."""
+    """Terminal: refused (then without `request_id`, if it never had one), or failed; with `usage` after some output."""
 
     error: ErrorBody
     id: str | _Unset = msgspec.UNSET
     request_id: str | _Unset = msgspec.UNSET
     retry_after_s: float | _Unset = msgspec.UNSET
+    usage: UsageBody | _Unset = msgspec.UNSET
 
 
 class Cancelled(msgspec.Struct, tag_field="type", tag="request.cancelled"):
-    """Terminal: the client wanted no more. `usage` is null if the mesh never said."""
+    """Terminal: the client wanted no more. `usage` is null if nothing is known of it."""
 
     id: str
     request_id: str

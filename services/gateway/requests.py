@@ -9,6 +9,7 @@ mesh (cancelled, stalled) stays in the table until the mesh confirms, so that a 
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from services.gateway.attachments import resumed_elsewhere
 from services.gateway.config import GatewayConfig
@@ -17,6 +18,7 @@ from services.gateway.handover import TRY_AGAIN_AFTER_S, Handover
 from services.gateway.open_request import OpenRequest
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
 from services.gateway.submissions import Outgoing
+from services.gateway.usage import delivered
 from shared import subjects
 from shared.codec import encode
 from shared.errors import RequestError, Unavailable
@@ -381,6 +383,8 @@ class OpenRequests:
         del self._requests[request.request_id]
 
     def _close(self, request: OpenRequest, end: End) -> None:
+        if end.usage is None and any(choice.token_ids for choice in request.stream.choices):
+            end = replace(end, usage=delivered(request, None))
         if not request.stream.close(end):
             return
         self._on_end(request, end)

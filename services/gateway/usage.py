@@ -26,26 +26,29 @@ class UsageRecords:
 
     def ended(self, request: OpenRequest, end: End) -> None:
         """A request has ended for its client. Nothing is written of one that the mesh never took."""
-        stream, said = request.stream, end.usage
-        if not stream.is_accepted and said is None:
+        if not request.stream.is_accepted and end.usage is None:
             return
-        delivered = Usage(
-            num_prompt_tokens=said.num_prompt_tokens if said else request.num_prompt_tokens,
-            num_cached_tokens=said.num_cached_tokens if said else 0,
-            num_output_tokens=_num_delivered(request),
-        )
         self._add(
             UsageRecord(
-                request_id=stream.request_id,
+                request_id=request.request_id,
                 tenant=request.spec.tenant,
                 model=request.spec.model,
                 outcome=end.outcome,
-                usage=delivered,
+                usage=delivered(request, end.usage),
                 ended_at=self._unix_time(),
                 recorded_by=self._gateway_id,
                 error_code=end.error.code if end.error else None,
             )
         )
+
+
+def delivered(request: OpenRequest, said: Usage | None) -> Usage:
+    """What a request has consumed that is delivered as far as it is here, if the mesh said `said`, or nothing."""
+    return Usage(
+        num_prompt_tokens=said.num_prompt_tokens if said else request.num_prompt_tokens,
+        num_cached_tokens=said.num_cached_tokens if said else request.past.num_cached_tokens or 0,
+        num_output_tokens=_num_delivered(request),
+    )
 
 
 def _num_delivered(request: OpenRequest) -> tuple[int, ...]:
