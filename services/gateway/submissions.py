@@ -12,7 +12,7 @@ from services.gateway.streams import ChoiceLog
 from shared import subjects
 from shared.codec import encode
 from shared.ids import InstanceId
-from shared.messages import ResumedChoice, SubmitRequest, SubmitTokens, TextLogprobs, TokenLogprobs, int32s
+from shared.messages import RequestPast, ResumedChoice, SubmitRequest, SubmitTokens, TextLogprobs, TokenLogprobs, int32s
 
 Outgoing = tuple[str, bytes]
 """A subject and what to publish on it."""
@@ -28,6 +28,7 @@ def next_attempt(
     scheduler_id: InstanceId,
     attempt: int,
     timeout_ms: int | None,
+    past: RequestPast,
     max_bytes: int,
 ) -> Outgoing:
     """What submits a request to `scheduler_id` again.
@@ -39,7 +40,7 @@ def next_attempt(
     outgoing = ("", b"")
     for has_logprobs in (True, False):
         resumed = tuple(_resumed(choice, has_logprobs=has_logprobs) for choice in choices) if has_output else ()
-        changes = {"attempt": attempt, "resumed": resumed, "timeout_ms": timeout_ms}
+        changes = {"attempt": attempt, "resumed": resumed, "timeout_ms": timeout_ms, "past": past}
         if isinstance(submission, SubmitRequest):
             message: Submission = replace(submission, scheduler_id=scheduler_id, **changes)
             outgoing = subjects.tokenize(submission.model), encode(message)
