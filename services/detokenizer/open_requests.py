@@ -249,7 +249,7 @@ class OpenRequests:
 
     def _fail(self, opened: RequestOpened, counts: tuple[int, ...], error: RequestError) -> None:
         self.num_ended[str(Outcome.FAILED)] += 1
-        log.warning("request failed", extra=about(opened.request_id) | {"error": error.message})
+        log.warning("request failed", extra=about(opened.request_id, opened.trace) | {"error": error.message})
         failed = RequestClosed(
             opened.request_id, Outcome.FAILED, Usage(0, 0, counts), error=ErrorInfo.of(error), attempt=opened.attempt
         )

@@ -16,7 +16,7 @@ from services.gateway.usage import usage_of
 from shared.errors import Unavailable
 from shared.ids import RequestId
 from shared.log import about
-from shared.messages import ChatPrompt, Outcome, Prompt, SubmitRequest, Usage
+from shared.messages import ChatPrompt, Outcome, Prompt, SubmitRequest, TraceContext, Usage
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class Account:
     here."""
     usage: Usage | None
     """What was consumed; None if no scheduler had taken it."""
+    trace: TraceContext | None = None
+    """None if it has none."""
 
 
 def account_of(request: OpenRequest, end: End, now: float) -> Account:
@@ -71,6 +73,7 @@ def account_of(request: OpenRequest, end: End, now: float) -> Account:
         if first_token_at is not None and end.outcome is Outcome.COMPLETED and longest > 1
         else None,
         usage=usage,
+        trace=request.spec.trace,
     )
 
 
@@ -89,7 +92,7 @@ def record(account: Account) -> None:
     usage = account.usage
     log.info(
         "request ended",
-        extra=about(account.request_id)
+        extra=about(account.request_id, account.trace)
         | {
             "tenant": account.tenant,
             "model": account.model,
@@ -106,11 +109,10 @@ def record(account: Account) -> None:
     )
 
 
-def record_refusal(operation: str, code: str, request_id: str) -> None:
+def record_refusal(operation: str, code: str, request_id: str, trace: TraceContext | None) -> None:
     """Write the access event of a request that was never opened. The id may be empty: its client was told none."""
-    log.info(
-        "request refused", extra=(about(request_id) if request_id else {}) | {"operation": operation, "code": code}
-    )
+    whose = about(request_id, trace) if request_id else {}
+    log.info("request refused", extra=whose | {"operation": operation, "code": code})
 
 
 def record_content(request: OpenRequest) -> None:
@@ -118,7 +120,7 @@ def record_content(request: OpenRequest) -> None:
     spec = request.spec
     prompt = _shown(spec.prompt) if isinstance(spec, SubmitRequest) else spec.prompt_token_ids.tolist()
     output = [choice.text for choice in request.stream.choices]
-    log.info("content of a request", extra=about(request.request_id) | {"prompt": prompt, "output": output})
+    log.info("content of a request", extra=about(request.request_id, spec.trace) | {"prompt": prompt, "output": output})
 
 
 def _shown(prompt: Prompt) -> object:

@@ -19,7 +19,7 @@ from services.gateway.presentation import Presentation
 from services.gateway.resumption import find
 from services.gateway.streams import Reader
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError
-from shared.ids import new_request_id
+from shared.ids import RequestId, new_request_id
 from shared.log import about
 from shared.messages import ErrorInfo, TraceContext
 from shared.telemetry import w3c
@@ -182,7 +182,8 @@ class Channels:
         except RequestError as error:
             self._refuse(error, name=message.id, request_id=message.request_id)
         except Exception:
-            log.exception("a bug failed a request", extra=about(message.request_id))
+            fields = about(message.request_id, self._mesh.spans.context_of(RequestId(message.request_id)))
+            log.exception("a bug failed a request", extra=fields)
             self._refuse(RequestError("Internal error."), name=message.id, request_id=message.request_id)
         finally:
             del self._searches[search]

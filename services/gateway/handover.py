@@ -132,7 +132,8 @@ class Handover:
             raise Unavailable("This request has become too large to be given to another scheduler.")
         if request.attempt > attempts.FIRST:
             self.num_resubmitted += 1
-            log.info("request goes on elsewhere", extra=about(request.request_id) | {"attempt": request.attempt})
+            extra = about(request.request_id, request.spec.trace) | {"attempt": request.attempt}
+            log.info("request goes on elsewhere", extra=extra)
         request.scheduler_id, request.submission = scheduler_id, submission
         request.sent_at, request.num_submissions = now, 1
         return [submission]

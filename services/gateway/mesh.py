@@ -176,10 +176,11 @@ class Mesh:
         self.spans.admitted(streams, caller.owner)
         return streams
 
-    def turned_away(self, operation: str, code: str, request_id: str = "") -> None:
+    def turned_away(self, operation: str, code: str, request_id: RequestId | None = None) -> None:
         """A client was refused a request, with an error's code, that was never opened."""
         self.metrics.request_refused(operation, code)
-        record_refusal(operation, code, request_id)
+        trace = None if request_id is None else self.spans.context_of(request_id)
+        record_refusal(operation, code, request_id or "", trace)
 
     async def submit(self, streams: Sequence[Stream]) -> None:
         """Send what was admitted. What gets lost is sent again later."""

@@ -10,20 +10,12 @@ from msgspec.structs import replace
 
 from services.gateway.config import GatewayConfig
 from services.gateway.streams import Stream
-from services.gateway.submissions import Outgoing, Submission
+from services.gateway.submissions import Outgoing, Submission, cancellation
 from shared import subjects
 from shared.codec import encode
 from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
 from shared.ids import InstanceId, RequestId
-from shared.messages import (
-    CancelRequest,
-    ErrorInfo,
-    Outcome,
-    ReplayRequest,
-    RequestAdopted,
-    RequestClosed,
-    RequestPast,
-)
+from shared.messages import ErrorInfo, Outcome, ReplayRequest, RequestAdopted, RequestClosed, RequestPast
 
 _MAX_REPLAY_PAUSE_S = 30.0
 _MAX_INCOMPLETE_ENDS = 5
@@ -208,12 +200,11 @@ class OpenRequest:
     def dismissal(self, gateway_id: InstanceId) -> Outgoing:
         """Tell its scheduler to forget it: it goes on elsewhere, as a later attempt."""
         assert self.scheduler_id is not None
-        message = CancelRequest(self.request_id, gateway_id, self.attempt, goes_on=True)
-        return subjects.inbox(self.scheduler_id), encode(message)
+        to, attempt = self.scheduler_id, self.attempt
+        return cancellation(to, self.request_id, gateway_id=gateway_id, attempt=attempt, goes_on=True)
 
     def cancellation(self, gateway_id: InstanceId, now: float) -> Outgoing:
         """Tell its scheduler to stop it."""
         assert self.scheduler_id is not None
         self.cancel_sent_at = now
-        message = CancelRequest(self.request_id, gateway_id, self.attempt)
-        return subjects.inbox(self.scheduler_id), encode(message)
+        return cancellation(self.scheduler_id, self.request_id, gateway_id=gateway_id, attempt=self.attempt)

@@ -18,15 +18,12 @@ from services.gateway.handover import TRY_AGAIN_AFTER_S, Handover
 from services.gateway.open_request import OpenRequest
 from services.gateway.spans import GatewaySpans
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
-from services.gateway.submissions import Outgoing
+from services.gateway.submissions import Outgoing, cancellation
 from services.gateway.usage import delivered
-from shared import subjects
-from shared.codec import encode
 from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
 from shared.log import about
 from shared.messages import (
-    CancelRequest,
     ChoiceText,
     ErrorInfo,
     Outcome,
@@ -171,7 +168,7 @@ class OpenRequests:
         del self._requests[message.request_id]
         self._spans.moved(request)
         if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
-            log.info("request moved to another gateway", extra=about(message.request_id))
+            log.info("request moved to another gateway", extra=about(message.request_id, request.spec.trace))
         if request.scheduler_id in (None, message.scheduler_id):
             return []
         return [request.dismissal(self._gateway_id)]  # submitted elsewhere before it was heard that it had moved
@@ -179,14 +176,12 @@ class OpenRequests:
     def adopted(self, message: RequestAdopted, now: float) -> tuple[OpenRequest | None, list[Outgoing]]:
         """A scheduler has pointed a request to this gateway, which nobody reads here yet. None if it is of no use."""
         submission, scheduler_id = message.submission, message.scheduler_id
-        request = self._requests.get(submission.request_id)
-        if request is not None and submission.attempt <= request.attempt:
-            is_known = (scheduler_id, submission.attempt) == (request.scheduler_id, request.attempt)
-            stale = encode(CancelRequest(submission.request_id, self._gateway_id, submission.attempt, goes_on=True))
-            is_wanted = request.cancelled_at is None
-            return request if is_known and is_wanted else None, [] if is_known else [
-                (subjects.inbox(scheduler_id), stale)
-            ]
+        request, attempt = self._requests.get(submission.request_id), submission.attempt
+        if request is not None and attempt <= request.attempt:
+            if (scheduler_id, attempt) == (request.scheduler_id, request.attempt):
+                return request if request.cancelled_at is None else None, []
+            here, request_id = self._gateway_id, request.request_id
+            return None, [cancellation(scheduler_id, request_id, gateway_id=here, attempt=attempt, goes_on=True)]
         outgoing: list[Outgoing] = []
         if request is None:
             request = OpenRequest.adopted(message, now, self._config)

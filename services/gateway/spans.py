@@ -218,6 +218,11 @@ class GatewaySpans:
 
     # For those who ask.
 
+    def context_of(self, request_id: RequestId) -> TraceContext | None:
+        """The trace that a request belongs to, if it is followed here."""
+        following = self._following.get(client_request_id(request_id))
+        return following.context if following is not None else None
+
     def owner_of(self, request_id: RequestId) -> str | None:
         """Whose request it is, if it goes on here."""
         following = self._following.get(request_id)

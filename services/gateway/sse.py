@@ -117,7 +117,9 @@ class EventStream:
         except ConnectionError:
             raise
         except Exception:
-            log.exception("a bug ended an event stream", extra=about(self._reader.streams[0].request_id))
+            request_id = self._reader.streams[0].request_id
+            fields = about(request_id, self._mesh.spans.context_of(request_id))
+            log.exception("a bug ended an event stream", extra=fields)
             await self._write(response, _last_words(ErrorInfo.of(RequestError("Internal error."))))
         finally:
             self._mesh.on_tick.discard(self._wake_if_silent)

@@ -56,7 +56,10 @@ class Adoptions:
             return []
         if stream.attempt != message.attempt:
             return [self._found(stream, message)]
-        log.info("request adopted", extra=about(message.request_id) | {"gateway": message.gateway_id})
+        log.info(
+            "request adopted",
+            extra=about(message.request_id, stream.submission.trace) | {"gateway": message.gateway_id},
+        )
         former_id = stream.opened.gateway_id
         adopt(stream, message.gateway_id, message.next_attempt)
         if isinstance(stream, Stream):

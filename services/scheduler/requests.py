@@ -338,7 +338,7 @@ class Requests:
     def _forget(self, stream: AnyStream) -> None:
         """Stop an attempt without a word: it goes on as another one, here or elsewhere."""
         if isinstance(stream, Stream) and stream.closed is None:
-            log.info("request goes on elsewhere", extra=about(stream.request_id))
+            log.info("request goes on elsewhere", extra=about(stream.request_id, stream.submission.trace))
             self._count(stream)
             self.metrics.moved(sum(stream.num_tokens()))
             self._spans.given_up(stream)
@@ -358,7 +358,7 @@ class Requests:
                 beat.instance_id != self._scheduler_id for beat in others
             ):
                 continue
-            log.info("request released", extra=about(request.request_id))
+            log.info("request released", extra=about(request.request_id, stream.submission.trace))
             self._fleet.cancel(request.request_id)
             self._releases.add(stream)
 

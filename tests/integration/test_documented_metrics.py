@@ -8,6 +8,7 @@ import pytest
 
 from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
+from shared.ids import Service
 from shared.telemetry.metrics import Family, Histogram, Instrument, Kind
 from shared.telemetry.metrics_process import LoopLag, actor_instruments, process_instruments
 from shared.telemetry.metrics_text import metric_of, text_name
@@ -38,7 +39,8 @@ async def instruments(folder: Path, runner: ModelRunner) -> AsyncIterator[list[I
 
 def all_instruments(mesh: InProcessMesh) -> list[Instrument]:
     own = [instrument for actor in mesh.actors for instrument in actor.instruments()]
-    return [*own, *actor_instruments(mesh.gateway), LoopLag().histogram, *process_instruments(0.0)]
+    of_all = [*actor_instruments(mesh.gateway), LoopLag().histogram, *process_instruments(0.0)]
+    return [*own, *of_all, *mesh.tracings[Service.GATEWAY].instruments()]
 
 
 def rows(num_cells: int) -> list[list[str]]:
