@@ -315,6 +315,44 @@ async def test_two_that_die_at_once_cost_a_pause(mesh: Cast) -> None:
     check_same(bodies, streamed, expected)
 
 
+async def test_a_request_whose_scheduler_and_gateway_die_at_once_ends_in_one_typed_failure_at_each_question(
+    folder: Path, runners: list[ModelRunner]
+) -> None:
+    """Nobody has its prompt any more. That is certain only when no scheduler may come back that was but frozen."""
+    broker = MemoryBroker()
+    config = GatewayConfig(port=0, failover_timeout_s=3.0)
+    async with cast(folder, runners, lambda _: MemoryTransport(broker), gateway=config) as mesh:
+        bodies, expected = await undisturbed(mesh)
+
+        async def disturb(streamed: list[Streamed]) -> None:
+            await until_begun(streamed, 300)
+            await asyncio.gather(find(mesh, Service.SCHEDULER).kill(), find(mesh, Service.GATEWAY).kill())
+
+        streamed = await follow_until_cut_off(mesh, bodies, disturb)
+        lost = [stream for stream in streamed if stream.end is None]
+        assert len(lost) > 3
+        codes: list[set[str]] = []
+        while codes[-1:] != [{"not_found"}]:
+            ends, seconds = await resume_and_fail(mesh, lost)
+            codes.append({end["error"]["code"] for end in ends})
+            assert seconds < config.adopt_timeout_s + 1.0
+            assert len(codes) < 10
+        assert codes[0] == {"unavailable"}, "it was just lost"
+        (new,) = await mesh.stream_all(bodies[:1])
+        check_same(bodies[:1], [new], expected[:1])
+        await mesh.until_nothing_is_left()
+
+
+async def resume_and_fail(mesh: Cast, streamed: list[Streamed]) -> tuple[list[dict[str, Any]], float]:
+    """What a client is told that asks for lost requests, and how long that takes."""
+    began = time.monotonic()
+    asked = [Streamed(stream.request_id, stream.text, stream.token_ids) for stream in streamed]
+    await mesh.resume_all(asked)
+    ends = [stream.end for stream in asked if stream.end is not None and stream.end["type"] == "request.failed"]
+    assert len(ends) == len(streamed)
+    return ends, time.monotonic() - began
+
+
 def count_tokens(mesh: Cast) -> int:
     """What all schedulers have generated."""
     return sum(one.status.num_output_tokens for one in mesh.of(Service.SCHEDULER))
