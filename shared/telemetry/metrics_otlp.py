@@ -1,19 +1,22 @@
 """Metrics in OpenTelemetry's terms, sent over OTLP/HTTP. Needs the extra `telemetry`.
 
-Owns the translation and one exporter, which reads its endpoint, headers and time limit from OpenTelemetry's own
-variables. Sending blocks: do it in a thread. Numbers are cumulative since the start of the process; a backend that
-wants differences gets them from a Collector.
+Owns the translation and one exporter, which is told where to send and how, but for certificates: these it finds in
+OpenTelemetry's own variables. (It would also take `OTEL_EXPORTER_OTLP_TIMEOUT`, but for seconds.) Sending blocks: do it
+in a thread. Numbers are cumulative since the start of the process; a backend that wants differences gets them from a
+Collector.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
 
+from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from shared.telemetry.metrics import Family, Histogram, HistogramPoint, Kind, Labels, Snapshot
+from shared.telemetry.otlp_settings import OtlpSettings
 
 _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 _SCOPE = InstrumentationScope("shoal")
@@ -22,12 +25,17 @@ _SCOPE = InstrumentationScope("shoal")
 class OtlpExporter:
     """Sends snapshots to one endpoint."""
 
-    def __init__(self, resource: Mapping[str, str], started_ns: int) -> None:
+    def __init__(self, settings: OtlpSettings, resource: Mapping[str, str], started_ns: int) -> None:
         """`resource` says whose metrics they are; `started_ns` since when they count, in Unix time."""
         self._resource = Resource(dict(resource))
         self._started_ns = started_ns
         self._words = _LastWords()
-        self._exporter = OTLPMetricExporter()
+        self._exporter = OTLPMetricExporter(
+            settings.endpoint,
+            headers=settings.headers,
+            timeout=settings.timeout_s,
+            compression=Compression.Gzip if settings.has_gzip else Compression.NoCompression,
+        )
 
     def export(self, snapshot: Snapshot, now_ns: int) -> str | None:
         """Send a snapshot of the moment `now_ns`. Blocks until it has arrived, or is given up: then tells why."""
