@@ -86,6 +86,7 @@ class Channels:
         request_id = new_request_id()
         endpoint = Endpoint.CHAT if "messages" in message.body else Endpoint.COMPLETION
         self._mesh.spans.begin(request_id, endpoint.operation, self._parent_of(message))
+        refusal = RequestError("Internal error.")
         try:
             self._check_room()
             draft = draft_of(message)
@@ -94,9 +95,11 @@ class Channels:
             client = presentation.pack() if is_resumable else b""
             streams = self._mesh.admit(draft, self._caller, request_id=request_id, client=client)
         except RequestError as error:
-            self._mesh.spans.refused(request_id, ErrorInfo.of(error), self._caller.owner)
+            refusal = error
             self._refuse(error, name=message.id, request_id=request_id)
             return
+        finally:
+            self._mesh.spans.refused(request_id, ErrorInfo.of(refusal), self._caller.owner)  # unless it was admitted
         self._open(
             Channel(
                 presentation,
