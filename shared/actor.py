@@ -8,8 +8,8 @@ a method named after the event.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -21,6 +21,7 @@ from shared.errors import Disconnected, MessageError
 from shared.ids import InstanceId, Service
 from shared.messages import Message, Presence, Status
 from shared.presence import BEAT_INTERVAL_S
+from shared.telemetry.metrics import Instrument, MetricsPage
 from shared.transport import Handler, Transport
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,13 @@ class Actor(ABC, Generic[M]):
         self.transport = transport
         self.clock = clock
         self.is_draining = False
+        self.metrics_address = ""
+        """Where the metrics of this process are shown; empty if nowhere."""
         self.num_dropped_messages = 0
         self.num_handled_ticks = 0
         """Those handled: it stands still when the mailbox is not worked on."""
+        self.num_handled: dict[type, int] = defaultdict(int)
+        """Messages handled, by their class."""
         self._decoder: Decoder[M] = Decoder(inbound)
         self._mailbox: deque[M | Tick] = deque()
         self._wake = asyncio.Event()
@@ -80,6 +85,13 @@ class Actor(ABC, Generic[M]):
     def models(self) -> tuple[str, ...]:
         """The models that this instance can serve at this moment."""
 
+    def instruments(self) -> Sequence[Instrument]:
+        """The metrics that this service has beside those that all have."""
+        return ()
+
+    def show_metrics(self, page: MetricsPage) -> None:
+        """All metrics of this process can be had from `page`, should this service have a place to show them."""
+
     async def on_start(self) -> None:
         """Subscribe to more than the inbox; acquire what needs I/O."""
 
@@ -93,6 +105,11 @@ class Actor(ABC, Generic[M]):
 
     async def on_stop(self) -> None:
         """Release what `on_start` acquired."""
+
+    @property
+    def mailbox_depth(self) -> int:
+        """Messages that wait to be handled."""
+        return len(self._mailbox)
 
     # What a subclass uses.
 
@@ -145,6 +162,7 @@ class Actor(ABC, Generic[M]):
                 message = self._mailbox.popleft()
                 await self.handle(message)
                 self.num_handled_ticks += isinstance(message, Tick)
+                self.num_handled[type(message)] += 1
                 num_in_a_row += 1
                 if num_in_a_row < _MAX_MESSAGES_IN_A_ROW:
                     continue
@@ -217,6 +235,7 @@ class Actor(ABC, Generic[M]):
             num_dropped_messages=self.num_dropped_messages + self.transport.num_dropped,
             is_draining=self.is_draining,
             is_leaving=is_leaving,
+            metrics_address=self.metrics_address,
         )
         await self.send(subjects.presence(self.identity.service), beat)
 

@@ -68,8 +68,15 @@ class MeshConfig(Config):
         "json: an event a line; pretty: for people; auto: by terminal",
         choices=("auto", "json", "pretty"),
     )
+    log_content: bool = setting(
+        False, "write prompts and outputs into the gateways' logs; who reads the logs then reads all conversations"
+    )
     health_file: Path | None = setting(
         None, "file to touch while this instance handles messages and is connected; `python -m shared.health` reads it"
+    )
+    metrics_host: str = setting("127.0.0.1", "address on which this instance shows its metrics and answers probes")
+    metrics_port: int = setting(
+        0, "port for /metrics, /healthz and /readyz, of every service; 0: none", minimum=0, maximum=65_535
     )
     drain_deadline_s: float = setting(20.0, "after SIGTERM, how long to finish what runs", minimum=0, maximum=3600)
     trace_sample_ratio: float = setting(

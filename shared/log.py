@@ -1,14 +1,20 @@
-"""Logs: one event a line, JSON for machines and aligned text for a terminal. Never prompts or outputs.
+"""Logs: one event a line, JSON for machines and aligned text for a terminal.
 
-Code logs through `logging.getLogger(__name__)` with a fixed sentence and the variable parts in `extra`.
+Code logs through `logging.getLogger(__name__)` with a fixed sentence and the variable parts in `extra`; never prompts
+or outputs, unless the operator has asked for them (`SHOAL_LOG_CONTENT`). Libraries, warnings and what nobody has
+caught come out in the same form.
 """
 
 import json
 import logging
 import re
 import sys
+import threading
 import time
+from types import TracebackType
 from typing import Any, Final, TextIO
+
+log = logging.getLogger(__name__)
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _COLOURS: Final = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
@@ -22,6 +28,24 @@ def configure(*, name: str, level: str, style: str, stream: TextIO = sys.stderr)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+def log_what_nobody_catches() -> None:
+    """Have exceptions that reach the end of a thread, or that nothing can be raised to, logged like all else."""
+    threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.excepthook = _log_uncaught
+    sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None) -> None:
+    if not issubclass(kind, KeyboardInterrupt | SystemExit):
+        log.critical("an exception that nobody caught", exc_info=(kind, error or kind(), traceback))
+
+
+def about(request_id: str, trace_id: str = "") -> dict[str, Any]:
+    """The fields of every event about a request; `trace_id` only if it has a trace."""
+    return {"request_id": request_id} | ({"trace_id": trace_id} if trace_id else {})
 
 
 def without_passwords(urls: str) -> str:
@@ -60,7 +84,7 @@ class _Pretty(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
-        details = " ".join(f"{key}={value}" for key, value in _fields(record).items())
+        details = " ".join(f"{key}={value}" for key, value in _fields(record).items() if value is not None)
         line = f"{moment} {self._name:<15} {record.getMessage()}" + (f"  {details}" if details else "")
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)

@@ -23,6 +23,7 @@ from shared.config import Config, MeshConfig
 from shared.errors import ConfigError, OperatorError
 from shared.ids import Service, new_instance_id
 from shared.telemetry.answering import Answering
+from shared.telemetry.metering import MetricsSettings, metering
 from shared.telemetry.settings import tracing_of
 from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
@@ -65,6 +66,7 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
     instance_id = new_instance_id(service)
     identity = Identity(service, instance_id, mesh.instance_name or instance_id)
     logs.configure(name=identity.name, level=mesh.log_level, style=mesh.log_format)
+    logs.log_what_nobody_catches()
     log.info("configured", extra=settings.describe(mesh) | settings.describe(config))
     sys.setswitchinterval(mesh.switch_interval_ms / 1000)
     transport = NatsTransport(mesh.nats_url, name=identity.name, answers_under=f"_INBOX.{service}")
@@ -153,7 +155,8 @@ async def _start_unless(
 
 
 async def _run_until(stop: asyncio.Event, actor: Actor[Any], parts: Parts[Any]) -> None:
-    async with actor:
+    metrics = MetricsSettings.of(parts.mesh.metrics_host, parts.mesh.metrics_port, os.environ)
+    async with actor, metering(actor, metrics):
         await Answering(parts.identity, parts.transport, parts.tracing).start()
         log.info("started")
         beside = [asyncio.create_task(_drain_on(stop, actor, parts.mesh.drain_deadline_s))]
@@ -167,26 +170,42 @@ async def _run_until(stop: asyncio.Event, actor: Actor[Any], parts: Parts[Any]) 
 
 
 async def _show_health(actor: Actor[Any], file: Path) -> None:
-    """Touch `file` as long as the actor gets to its ticks, behind everything else in its mailbox, and is connected."""
+    """Touch `file` as long as the actor gets to its ticks, behind everything else in its mailbox, and is connected;
+    the file beside it also while it is not connected."""
     num_seen = actor.num_handled_ticks
     while True:
         await asyncio.sleep(health.TOUCH_INTERVAL_S)
-        if actor.num_handled_ticks != num_seen and actor.transport.is_connected:
+        if actor.num_handled_ticks != num_seen:
             num_seen = actor.num_handled_ticks
-            try:
-                health.touch(file)
-            except OSError as error:
-                log.warning("cannot say that this instance is healthy", extra={"error": str(error)})
+            _touch(health.alive_file(file))
+            if actor.transport.is_connected:
+                _touch(file)
+
+
+async def _show_life(file: Path | None) -> None:
+    """Say that this instance is alive: it may load for minutes, and wait for the broker for as long as that is away."""
+    while file is not None:
+        _touch(health.alive_file(file))
+        await asyncio.sleep(health.TOUCH_INTERVAL_S)
+
+
+def _touch(file: Path) -> None:
+    try:
+        health.touch(file)
+    except OSError as error:
+        log.warning("cannot say that this instance is healthy", extra={"error": str(error)})
 
 
 async def _start(parts: Parts[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> Actor[Any]:
     connecting = asyncio.create_task(parts.transport.connect())
+    showing = asyncio.create_task(_show_life(parts.mesh.health_file))
     try:
         actor = await build(parts)
         await connecting
     finally:
-        connecting.cancel()  # and is waited for: nobody may close the transport while it still connects
-        await asyncio.gather(connecting, return_exceptions=True)
+        for task in (connecting, showing):
+            task.cancel()  # and is waited for: nobody may close the transport while it still connects
+        await asyncio.gather(connecting, showing, return_exceptions=True)
     return actor
 
 

@@ -13,6 +13,7 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import LedgerUnavailable, MessageError
 from shared.ids import RequestId
+from shared.log import about
 from shared.messages import USAGE_LEDGER, UsageRecord
 from shared.transport import Transport
 
@@ -117,7 +118,7 @@ class UsageOutbox:
             return error
         except MessageError as error:
             self.num_lost += 1
-            log.error("a usage record cannot be kept", extra={"request_id": record.request_id, "error": str(error)})
+            log.error("a usage record cannot be kept", extra=about(record.request_id) | {"error": str(error)})
         del self._waiting[record.request_id]
         return None
 

@@ -28,6 +28,7 @@ class NatsServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.name = "shoal"
         self.config = ""
         self.has_jetstream = True
         self.port = free_port()
@@ -42,6 +43,7 @@ class NatsServer:
         """Start it and return when it takes connections."""
         (self.folder / "nats.conf").write_text(self.config)
         command = nats_command(find_nats_server(), port=self.port, store=self.folder / "jetstream")
+        command[command.index("--name") + 1] = self.name
         if not self.has_jetstream:
             del command[command.index("--jetstream") :]
         command += ["--config", str(self.folder / "nats.conf")]

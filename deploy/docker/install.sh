@@ -8,6 +8,7 @@ done
 /usr/local/bin/python3 requirements.py "$@" > requirements.txt
 /usr/local/bin/python3 -m pip --python /opt/shoal/bin/python --disable-pip-version-check --no-cache-dir install --quiet \
     --only-binary :all: --find-links /wheels --constraint constraints.txt --requirement requirements.txt
+/usr/local/bin/python3 metadata.py "$(/opt/shoal/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 # Tests that packages bring along, and C sources, are not for images.
 find /opt/shoal/lib -type d -name tests -prune -exec rm -rf {} +
 find /opt/shoal/lib -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -46,6 +46,10 @@ class Gaps:
     def __init__(self, outbox: Outbox, detokenizer_id: InstanceId) -> None:
         self._outbox = outbox
         self._detokenizer_id = detokenizer_id
+        self.num_found = 0
+        """Times that entries were found missing, or belonged to a request that is not known."""
+        self.num_asked = 0
+        """Questions to schedulers."""
         self._gaps: dict[RequestId, _Gap] = {}
         self._unknown: OrderedDict[tuple[InstanceId, RequestId], _Question] = OrderedDict()
 
@@ -55,6 +59,7 @@ class Gaps:
 
     def found(self, scheduler_id: InstanceId, request_id: RequestId, index: int | None, now: float) -> None:
         """Entries of an open request are missing: before others of choice `index`, or (None) before its end."""
+        self.num_found += 1
         gap = self._gaps.setdefault(request_id, _Gap(scheduler_id))
         gap.choices.add(index)
         self._ask(gap.scheduler_id, request_id, gap.question, now)
@@ -73,6 +78,7 @@ class Gaps:
 
     def unknown(self, scheduler_id: InstanceId, request_id: RequestId, now: float) -> None:
         """Something came of a request that this scheduler has not opened here."""
+        self.num_found += 1
         key = (scheduler_id, request_id)
         question = self._unknown.setdefault(key, _Question())
         self._unknown.move_to_end(key)
@@ -87,4 +93,5 @@ class Gaps:
 
     def _ask(self, scheduler_id: InstanceId, request_id: RequestId, question: _Question, now: float) -> None:
         if question.is_due(now):
+            self.num_asked += 1
             self._outbox.add_message(scheduler_id, ReplayLog(request_id, self._detokenizer_id))

@@ -11,6 +11,7 @@ Does not own when messages are sent.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from services.detokenizer.spans import DetokenizerSpans
 from services.detokenizer.stop_strings import StopScanner, stop_strings
 from shared.errors import ModelNotFound, RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
+from shared.log import about
 from shared.messages import (
     CancelRequest,
     ChoiceTokens,
@@ -36,6 +38,7 @@ from shared.messages import (
     RequestOpened,
     StopStringFound,
     Usage,
+    trace_id_of,
 )
 from shared.presence import DEAD_AFTER_S
 from shared.telemetry.tracing import Tracing
@@ -82,13 +85,18 @@ class OpenRequests:
         self._spans = spans or DetokenizerSpans(Tracing())
         self._requests: dict[RequestId, _OpenRequest] = {}
         self._texts = LogprobTexts(decoding)
-        self._gaps = Gaps(outbox, outbox.sender_id)
+        self.gaps = Gaps(outbox, outbox.sender_id)
         self._ended = Generations()
         self.num_open_choices = 0
         self.num_tokens = 0
         """Entries of logs taken in since start."""
         self.num_unknown = 0
         """Entries and ends of requests that were not known here, and have not just ended, since start."""
+        self.num_ended: Counter[str] = Counter()
+        """Requests told to an end, by that end."""
+        self.num_forgotten = 0
+        """Requests dropped because they were quiet, or their scheduler was gone."""
+        self.num_stop_strings = 0
 
     def __len__(self) -> int:
         """How many requests are open."""
@@ -108,7 +116,7 @@ class OpenRequests:
 
     def tick(self, now: float) -> None:
         """Time has passed: ask again for what is still missing."""
-        self._gaps.tick(now)
+        self.gaps.tick(now)
 
     def drop_stale(self, is_alive: Callable[[InstanceId], bool], now: float) -> int:
         """Forget the requests that nobody will end here, and return how many.
@@ -124,6 +132,7 @@ class OpenRequests:
         ]
         for request_id in stale:
             self._forget(request_id, "forgotten")
+        self.num_forgotten += len(stale)
         return len(stale)
 
     def _open(self, opened: RequestOpened, now: float) -> None:
@@ -171,7 +180,7 @@ class OpenRequests:
             for part in _parts(entry):
                 self._decode_part(request, part)
         except LogGap:
-            self._gaps.found(request.opened.scheduler_id, entry.request_id, entry.index, now)
+            self.gaps.found(request.opened.scheduler_id, entry.request_id, entry.index, now)
         except RequestError as error:
             self._fail_open(request, error)
             self._cancel(request.opened)
@@ -182,10 +191,11 @@ class OpenRequests:
         event = choice.take(entry)
         if choice.num_tokens > num_before:
             self.num_tokens += choice.num_tokens - num_before
-            self._gaps.filled(entry.request_id, entry.index)
+            self.gaps.filled(entry.request_id, entry.index)
         if event is not None:
             self._outbox.add_event(request.opened.gateway_id, event)
         if choice.is_stopped and not was_stopped:
+            self.num_stop_strings += 1
             found = StopStringFound(entry.request_id, entry.index, choice.num_tokens)
             self._outbox.add_message(request.opened.scheduler_id, found)
 
@@ -193,11 +203,12 @@ class OpenRequests:
         try:
             event = self._closed(request, closed)
         except LogGap:
-            self._gaps.found(request.opened.scheduler_id, closed.request_id, None, now)
+            self.gaps.found(request.opened.scheduler_id, closed.request_id, None, now)
         except RequestError as error:
             self._fail_open(request, error)
         else:
             self._outbox.add_event(request.opened.gateway_id, event)
+            self.num_ended[str(event.outcome)] += 1
             self._end(request, closed.outcome)
 
     def _closed(self, request: _OpenRequest, closed: RequestClosed) -> RequestClosed:
@@ -230,7 +241,7 @@ class OpenRequests:
             return request
         if request is not None or self._ended.get(request_id) is None:
             self.num_unknown += 1
-            self._gaps.unknown(scheduler_id, request_id, now)
+            self.gaps.unknown(scheduler_id, request_id, now)
         return None
 
     def _fail_open(self, request: _OpenRequest, error: RequestError) -> None:
@@ -238,7 +249,9 @@ class OpenRequests:
         self._fail(request.opened, tuple(choice.num_tokens for choice in request.choices), error)
 
     def _fail(self, opened: RequestOpened, counts: tuple[int, ...], error: RequestError) -> None:
-        log.warning("request failed", extra={"request_id": opened.request_id, "error": error.message})
+        self.num_ended[str(Outcome.FAILED)] += 1
+        extra = about(opened.request_id, trace_id_of(opened.trace)) | {"error": error.message}
+        log.warning("request failed", extra=extra)
         failed = RequestClosed(
             opened.request_id, Outcome.FAILED, Usage(0, 0, counts), error=ErrorInfo.of(error), attempt=opened.attempt
         )
@@ -256,7 +269,7 @@ class OpenRequests:
         request = self._requests.pop(request_id)
         self._spans.ended(request_id, sum(choice.num_tokens for choice in request.choices), outcome, error_code)
         self.num_open_choices -= len(request.choices)
-        self._gaps.forget(request_id)
+        self.gaps.forget(request_id)
 
 
 def _parts(entry: ChoiceTokens) -> Iterable[ChoiceTokens]:

@@ -4,9 +4,11 @@ A shell around `OpenRequests`: what arrived together leaves together, as one mes
 """
 
 import logging
+from collections.abc import Sequence
 from typing import TypeAlias, assert_never
 
 from services.detokenizer.incremental import Decoding
+from services.detokenizer.metrics import detokenizer_instruments
 from services.detokenizer.open_requests import OpenRequests
 from services.detokenizer.outbox import Outbox
 from services.detokenizer.spans import DetokenizerSpans
@@ -16,6 +18,7 @@ from shared.clock import Clock
 from shared.ids import InstanceId
 from shared.messages import DecodeTokens, DetokenizerInbound, DetokenizerStatus, Presence
 from shared.presence import Directory
+from shared.telemetry.metrics import Instrument
 from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
@@ -44,6 +47,7 @@ class DetokenizerService(Actor[Inbound]):
     ) -> None:
         super().__init__(identity, transport, DetokenizerInbound, clock)
         self._model = model
+        self._max_open_choices = max_open_choices
         self._outbox = Outbox(identity.instance_id)
         self._spans = DetokenizerSpans(tracing or Tracing())
         self._requests = OpenRequests(
@@ -88,6 +92,10 @@ class DetokenizerService(Actor[Inbound]):
     def status(self) -> DetokenizerStatus:
         """Open choices and tokens so far."""
         return DetokenizerStatus(self._requests.num_open_choices, self._requests.num_tokens, len(self._requests))
+
+    def instruments(self) -> Sequence[Instrument]:
+        """Requests, tokens, and what was missing."""
+        return detokenizer_instruments(self._requests, self._max_open_choices)
 
     def models(self) -> tuple[str, ...]:
         """The one model whose vocabulary was loaded."""

@@ -38,6 +38,11 @@ class LayerCache(NamedTuple):
 class Cache(Protocol):
     """What a step does to any cache by itself; the rest is between a model and its own kind."""
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes when every block has been written."""
+        ...
+
     def copy_blocks(self, pairs: Sequence[int]) -> None:
         """Copy whole blocks in all layers, one pair after the other: source, destination, source, destination, …"""
         ...
@@ -50,6 +55,11 @@ class KVCache:
         key = (num_blocks, config.num_kv_heads, config.head_dim, block_size)
         value = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.layers: Final = tuple(LayerCache(torch.empty(key), torch.empty(value)) for _ in range(config.num_layers))
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes when every block has been written."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
 
     def copy_blocks(self, pairs: Sequence[int]) -> None:
         """Copy whole blocks in all layers, one pair after the other: source, destination, source, destination, …"""
@@ -69,6 +79,11 @@ class RecordCache:
         self.layers: Final = tuple(
             torch.frombuffer(untouched(math.prod(size)), dtype=torch.uint8).view(size) for _ in range(config.num_layers)
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """As `KVCache.num_bytes`."""
+        return sum(layer.nbytes for layer in self.layers)
 
     def copy_blocks(self, pairs: Sequence[int]) -> None:
         """As `KVCache.copy_blocks`."""

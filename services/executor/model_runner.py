@@ -46,6 +46,11 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._slots = SlotTable(capacity, vocab_size)
 
+    @property
+    def kv_cache_bytes(self) -> int:
+        """What the cache takes when all of it is used."""
+        return self._kv_cache.num_bytes
+
     def reset(self) -> None:
         """Empty every slot. What the blocks hold means nothing from now on."""
         self._slots.clear()

@@ -7,9 +7,11 @@ the results that may be asked for again.
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+from services.executor.metrics import ExecutorMetrics, executor_instruments
 from services.executor.spans import StepSpans
 from services.executor.step_thread import Runner, StepFinished, StepThread, StepThreadFailed
 from shared import subjects
@@ -31,6 +33,7 @@ from shared.messages import (
     StepsMissing,
 )
 from shared.presence import DEAD_AFTER_S, Directory
+from shared.telemetry.metrics import Instrument
 from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
@@ -82,9 +85,13 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         runner: Runner,
         *,
         nice: int = 0,
+        kv_cache_bytes: int = 0,
         tracing: Tracing | None = None,
     ) -> None:
+        """`kv_cache_bytes` is the size of the cache of `runner`, for metrics."""
         super().__init__(identity, transport, ExecutorInbound, clock)
+        self._metrics = ExecutorMetrics()
+        self._kv_cache_bytes = kv_cache_bytes
         self._runner = runner
         self._directory = Directory(clock)
         self._thread = StepThread(runner, self._report, nice=nice)
@@ -139,6 +146,16 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
             busy_s=self._busy_s,
             num_guessed=self._num_guessed,
             num_guessed_right=self._num_guessed_right,
+        )
+
+    def instruments(self) -> Sequence[Instrument]:
+        """Steps, tokens, guesses and capacity."""
+        return executor_instruments(
+            self._metrics,
+            self.status,
+            lambda: self._tenure.num_waiting if self._tenure else 0,
+            self._runner.capacity,
+            self._kv_cache_bytes,
         )
 
     def models(self) -> tuple[str, ...]:
@@ -229,6 +246,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         self._thread.submit(tenure.epoch, plan)
 
     async def _step_finished(self, message: StepFinished) -> None:
+        self._metrics.step_took(message.num_rows, message.num_tokens, message.result)
         self._num_steps += 1
         self._num_tokens += message.num_tokens
         self._busy_s += message.result.duration_s

@@ -45,7 +45,9 @@ class StepFinished:
     num_tokens: int
     """Rows of the forward pass."""
     result: StepResult
-    ended_ns: int
+    num_rows: int = 0
+    """Choices that had a part in it."""
+    ended_ns: int = 0
     """When, since 1970."""
 
 
@@ -103,4 +105,5 @@ class StepThread:
     def _step(self, epoch: int, plan: StepPlan) -> None:
         if epoch == self._epoch:
             result = self._runner.run(plan)
-            self._report(StepFinished(epoch, sum(plan.counts) + sum(result.num_drafted), result, time.time_ns()))
+            num_tokens = sum(plan.counts) + sum(result.num_drafted)
+            self._report(StepFinished(epoch, num_tokens, result, len(plan.counts), time.time_ns()))

@@ -8,7 +8,14 @@ from shared.process import Parts, run
 
 async def build(parts: Parts[GatewayConfig]) -> Gateway:
     """The gateway of this process."""
-    return Gateway(parts.identity, parts.transport, parts.clock, parts.config, parts.tracing)
+    return Gateway(
+        parts.identity,
+        parts.transport,
+        parts.clock,
+        parts.config,
+        logs_content=parts.mesh.log_content,
+        tracing=parts.tracing,
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from services.gateway.accounts import CHAT, TEXT_COMPLETION, UNKNOWN
 from services.gateway.answers import UsageBody, content_logprobs, usage_of
 from services.gateway.attachments import Attachment, Attachments, resumed_elsewhere
 from services.gateway.chat import chat_draft
@@ -43,6 +44,13 @@ def draft_of(message: CreateRequest) -> Draft:
     if "prompt" in body:
         return completion_draft(body)
     raise InvalidRequest("messages or prompt is missing.", param="messages")
+
+
+def operation_in(message: CreateRequest) -> str:
+    """Which kind of request a `request.create` asks for, whether or not it does so rightly."""
+    if ("messages" in message.body) == ("prompt" in message.body):
+        return UNKNOWN
+    return CHAT if "messages" in message.body else TEXT_COMPLETION
 
 
 def failed(error: RequestError, *, name: str | None = None, request_id: str | None = None) -> Failed:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from services.gateway.attachments import Attachments
-from services.gateway.channel import Channel, draft_of, failed
-from services.gateway.drafts import Endpoint
+from services.gateway.channel import Channel, draft_of, failed, operation_in
 from services.gateway.frames import CancelOpenRequest, CreateRequest, ResumeRequest, ServerMessage
 from services.gateway.keys import Caller
 from services.gateway.mesh import Mesh
@@ -21,6 +20,7 @@ from services.gateway.resumption import find
 from services.gateway.streams import Reader
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError
 from shared.ids import new_request_id
+from shared.log import about
 from shared.messages import ErrorInfo, TraceContext
 from shared.telemetry import w3c
 
@@ -82,10 +82,11 @@ class Channels:
     async def create(self, message: CreateRequest) -> None:
         """Begin a request. Raises DuplicateId; any other refusal is the request's terminal message."""
         if message.id in self._channels:
+            self._mesh.turned_away(operation_in(message), DuplicateId.code)
             raise DuplicateId(message.id)
         request_id = new_request_id()
-        endpoint = Endpoint.CHAT if "messages" in message.body else Endpoint.COMPLETION
-        self._mesh.spans.begin(request_id, endpoint.operation, self._parent_of(message))
+        operation = operation_in(message)
+        self._mesh.spans.begin(request_id, operation, self._parent_of(message))
         refusal = RequestError("Internal error.")
         try:
             self._check_room()
@@ -96,6 +97,7 @@ class Channels:
             streams = self._mesh.admit(draft, self._caller, request_id=request_id, client=client)
         except RequestError as error:
             refusal = error
+            self._mesh.turned_away(operation, error.code, request_id)
             self._refuse(error, name=message.id, request_id=request_id)
             return
         finally:
@@ -181,7 +183,7 @@ class Channels:
         except RequestError as error:
             self._refuse(error, name=message.id, request_id=message.request_id)
         except Exception:
-            log.exception("a bug failed a request", extra={"request_id": message.request_id})
+            log.exception("a bug failed a request", extra=about(message.request_id))
             self._refuse(RequestError("Internal error."), name=message.id, request_id=message.request_id)
         finally:
             del self._searches[search]

@@ -24,6 +24,11 @@ class GatewayConfig(Config):
         "the best (smallest) priority that tenants may ask for where it is not 0, each as tenant=priority, "
         "separated by commas; * stands for all others",
     )
+    metrics: str = setting(
+        "auto",
+        "whether /metrics can be read at this port too; auto: as long as clients need no key",
+        choices=("auto", "on", "off"),
+    )
     max_open_requests: int = setting(1024, "requests open at once; the next is answered 429", minimum=1)
     max_body_bytes: int = setting(4 << 20, "largest HTTP body or WebSocket message", minimum=1024)
     max_requests_per_socket: int = setting(128, "requests open at once on one WebSocket", minimum=1)

@@ -1,13 +1,9 @@
 """How a request ends for its client, given what the mesh says of it."""
 
-import logging
-
 from services.gateway.open_request import OpenRequest
 from services.gateway.streams import End
 from shared.errors import RequestError, Unavailable
 from shared.messages import ErrorInfo, Outcome, RequestClosed
-
-log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
 
@@ -27,21 +23,3 @@ def end_of(request: OpenRequest, closed: RequestClosed) -> End:
 def unavailable(message: str) -> Unavailable:
     """The mesh cannot go on with a request; its client may try again."""
     return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
-
-
-def record(request: OpenRequest, end: End) -> None:
-    """Write into the log that a request has ended for its client, and how."""
-    log.info(
-        "request ended",
-        extra={
-            "request_id": request.request_id,
-            "tenant": request.spec.tenant,
-            "model": request.spec.model,
-            "outcome": str(end.outcome),
-            "attempt": request.attempt,
-            "num_prompt_tokens": end.usage.num_prompt_tokens if end.usage else None,
-            "num_output_tokens": sum(end.usage.num_output_tokens) if end.usage else None,
-            "total_s": round(end.timing.total_s, 4),
-            "code": end.error.code if end.error else None,
-        },
-    )

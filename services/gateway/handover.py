@@ -14,6 +14,7 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import Unavailable
 from shared.ids import InstanceId
+from shared.log import about
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,11 @@ _MAX_REDIRECTS = 3
 
 Choose = Callable[[str], InstanceId | None]
 """The scheduler to give a request for a model to, if there is one."""
+
+
+def nobody(_model: str) -> InstanceId | None:
+    """Who chooses no scheduler, ever."""
+    return None
 
 
 class Handover:
@@ -95,7 +101,8 @@ class Handover:
         if len(submission[1]) > self._max_bytes():
             raise Unavailable("This request has become too large to be given to another scheduler.")
         self.num_resubmitted += 1
-        log.info("request goes on elsewhere", extra={"request_id": request.request_id, "attempt": request.attempt})
+        extra = about(request.request_id, request.trace_id) | {"attempt": request.attempt}
+        log.info("request goes on elsewhere", extra=extra)
         request.scheduler_id, request.submission = scheduler_id, submission
         request.sent_at, request.num_submissions = now, 1
         return [submission]

@@ -5,6 +5,7 @@ Owns sockets and status codes. What an endpoint means is with `generation`, `tok
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from services.gateway.validation import decode_json
 from shared.errors import InvalidRequest, NotFound, RequestError, TooLarge
 from shared.ids import new_request_id
 from shared.messages import ErrorInfo
+from shared.telemetry.metrics import MetricsPage
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class HttpServer:
 
     def __init__(self, mesh: Mesh, config: GatewayConfig) -> None:
         self.address = ""
+        self.metrics_page: MetricsPage | None = None
+        """What `/metrics` shows, once there is something."""
         self.num_answering = 0
         """Requests whose answer is not complete, WebSockets aside."""
         self._mesh = mesh
@@ -65,6 +69,11 @@ class HttpServer:
     def num_connections(self) -> int:
         """Open connections of clients."""
         return len(self._runner.server.connections) if self._runner is not None and self._runner.server else 0
+
+    @property
+    def num_sockets(self) -> int:
+        """Of these, WebSockets."""
+        return len(self._sockets)
 
     @property
     def num_cut_off(self) -> int:
@@ -109,6 +118,7 @@ class HttpServer:
             [
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{model:.+}", self._model),
                 web.post("/v1/chat/completions", self._chat_completions),
@@ -134,6 +144,14 @@ class HttpServer:
     async def _readyz(self, _request: web.Request) -> web.Response:
         report = readiness(self._mesh)
         return _json(report, status=200 if report.is_ready else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """For operators: where clients need keys, it is not for clients."""
+        is_shown = not self._config.api_keys if self._config.metrics == "auto" else self._config.metrics == "on"
+        if not is_shown or self.metrics_page is None:
+            raise web.HTTPNotFound
+        body, content_type = await self.metrics_page.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _models(self, request: web.Request) -> web.Response:
         self._keys.caller(request.headers)
@@ -181,6 +199,7 @@ class HttpServer:
             return await self._generation.create(request, draft, caller, request_id)
         except RequestError as error:
             self._mesh.num_refused[error.code] += 1
+            self._mesh.turned_away(endpoint.operation, error.code, request_id)
             refusal = ErrorInfo.of(error)
             raise RequestFailed(refusal, request_id) from error
         except Exception:
@@ -220,10 +239,16 @@ class HttpServer:
     async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_socket = request.path == "/v1/stream"
         self.num_answering += not is_socket
+        status, began = "", time.perf_counter()
         try:
-            return await handler(request)
+            response = await handler(request)
+            status = str(response.status)
+            return response
         finally:
             self.num_answering -= not is_socket
+            if not is_socket:
+                duration_s = time.perf_counter() - began
+                self._mesh.metrics.answered(request.method, _route(request), status, duration_s)
 
     @web.middleware
     async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -246,6 +271,12 @@ class HttpServer:
         if not response.prepared:
             response.headers.setdefault(REQUEST_ID_HEADER, new_request_id())
         return response
+
+
+def _route(request: web.Request) -> str:
+    """The path as it is routed, in which what clients choose is a name in braces; empty for what leads nowhere."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else ""
 
 
 def _of_http(error: web.HTTPException) -> ErrorInfo:

@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from services.gateway.accounts import account_of, operation_of, record, record_content, record_refusal
 from services.gateway.admission import Admission
 from services.gateway.adoptions import Adoptions, unknown_request
 from services.gateway.calls import Calls, new_call_id
 from services.gateway.config import GatewayConfig
 from services.gateway.drafts import Draft
 from services.gateway.keys import Caller
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.open_request import OpenRequest
 from services.gateway.priorities import Priorities
 from services.gateway.requests import OpenRequests
 from services.gateway.spans import GatewaySpans
-from services.gateway.streams import Stream
+from services.gateway.streams import End, Stream
 from services.gateway.submissions import Outgoing
 from services.gateway.usage import UsageRecords
 from shared import subjects
@@ -71,20 +74,25 @@ class Mesh:
         transport: Transport,
         clock: Clock,
         config: GatewayConfig,
+        *,
+        logs_content: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
+        """`logs_content`: write what was asked and answered into the log."""
         self.transport = transport
         self.clock = clock
         self.directory = Directory(clock)
         self.admission = Admission(self.directory, clock)
         self.usage = UsageOutbox(transport)
-        self.spans = GatewaySpans(tracing or Tracing())
+        self.spans = GatewaySpans(tracing)
+        self.metrics = GatewayMetrics()
         self.requests = OpenRequests(
             gateway_id,
             config,
             self.admission.another_scheduler,
             lambda: self.transport.max_payload,
-            UsageRecords(gateway_id, self.usage.add).ended,
+            self._ended,
+            self._first_token,
             self.spans,
         )
         self.adoptions = Adoptions(gateway_id, config)
@@ -100,6 +108,8 @@ class Mesh:
         self.gateway_id = gateway_id
         self._config = config
         self._priorities = Priorities(config.best_priorities)
+        self._records = UsageRecords(gateway_id, self.usage.add)
+        self._logs_content = logs_content
         self._scheduler_lost_at = -math.inf
 
     # For the front doors.
@@ -148,9 +158,16 @@ class Mesh:
         submissions = [(subject, self._fitting(message)) for message in messages]
         now = self.clock.now()
         self.num_requests += len(messages)
+        for message in messages:
+            self.metrics.request_opened(operation_of(message))
         streams = [self.requests.open(*one, now) for one in zip(messages, submissions, strict=True)]
         self.spans.admitted(streams, caller.owner)
         return streams
+
+    def turned_away(self, operation: str, code: str, request_id: str = "") -> None:
+        """A client was refused a request, with an error's code, that was never opened."""
+        self.metrics.request_refused(operation, code)
+        record_refusal(operation, code, request_id)
 
     async def submit(self, streams: Sequence[Stream]) -> None:
         """Send what was admitted. What gets lost is sent again later."""
@@ -184,6 +201,7 @@ class Mesh:
         """
         self.check_open()
         request = self.requests.find(request_id)
+        is_here = request is not None
         if request is None:
             if len(self.requests) + len(self.adoptions) >= self._config.max_open_requests:
                 raise Overloaded("Too many requests are open at this gateway.", retry_after_s=_RETRY_AFTER_S)
@@ -192,6 +210,7 @@ class Mesh:
             request = await answer
         elif not request.is_resumable or request.spec.owner != owner:
             raise unknown_request()
+        self.metrics.request_resumed(is_here=is_here)
         return Resumed(request.stream, request.spec.client, request.num_tokens())
 
     async def ask(self, model: str, kind: type[A], question: Callable[[str, InstanceId], Message]) -> A:
@@ -267,6 +286,20 @@ class Mesh:
         self.calls.fail_all(error)
         self.adoptions.fail_all()
         await self.publish(self.requests.end_all(error, self.clock.now()))
+
+    def _first_token(self, request: OpenRequest) -> None:
+        self.metrics.first_token(request, operation_of(request.spec), self.clock.now())
+
+    def _ended(self, request: OpenRequest, end: End) -> None:
+        """A request has ended for its client; what another gateway may have told before is not told again."""
+        self._records.ended(request, end)
+        if request.had_ended:
+            return
+        account = account_of(request, end, self.clock.now())
+        self.metrics.request_ended(account)
+        record(account)
+        if self._logs_content:
+            record_content(request)
 
     async def _lose(self, gone: Iterable[Presence]) -> None:
         now = self.clock.now()

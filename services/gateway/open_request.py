@@ -13,7 +13,7 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import DeadlineExceeded, RequestError, Stalled, Unavailable
 from shared.ids import InstanceId, RequestId
-from shared.messages import CancelRequest, Outcome, ReplayRequest, RequestClosed
+from shared.messages import CancelRequest, Outcome, ReplayRequest, RequestClosed, trace_id_of
 
 _MAX_REPLAY_PAUSE_S = 30.0
 _MAX_INCOMPLETE_ENDS = 5
@@ -52,6 +52,8 @@ class OpenRequest:
     asked_at: float = -math.inf
     ask_pause_s: float = 0.0
     num_incomplete_ends: int = 0
+    first_token_at: float | None = None
+    """When the first token came that this gateway heard of."""
     detokenizer_id: InstanceId | None = None
     """Known from its first text on."""
     bereft_at: float | None = None
@@ -68,6 +70,11 @@ class OpenRequest:
     def request_id(self) -> RequestId:
         """Its id."""
         return self.stream.request_id
+
+    @property
+    def trace_id(self) -> str:
+        """Of the trace that it belongs to; empty if there is none."""
+        return trace_id_of(self.spec.trace)
 
     @property
     def is_resumable(self) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 
 from services.gateway.attachments import resumed_elsewhere
 from services.gateway.config import GatewayConfig
-from services.gateway.ends import end_of, record, unavailable
-from services.gateway.handover import TRY_AGAIN_AFTER_S, Choose, Handover
+from services.gateway.ends import end_of, unavailable
+from services.gateway.handover import TRY_AGAIN_AFTER_S, Choose, Handover, nobody
 from services.gateway.open_request import OpenRequest
 from services.gateway.spans import GatewaySpans
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
@@ -22,6 +22,7 @@ from shared import subjects
 from shared.codec import encode
 from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
+from shared.log import about
 from shared.messages import (
     CancelRequest,
     ChoiceText,
@@ -36,7 +37,6 @@ from shared.messages import (
     SubmitRequest,
     TextProduced,
 )
-from shared.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +46,6 @@ _DEADLINE_GRACE_S = 1.0
 _MAX_BYTES = 1 << 20
 
 
-OnEnd = Callable[[OpenRequest, End], None]
-
-
-def _nobody(_model: str) -> InstanceId | None:
-    return None
-
-
-def _nothing(_request: OpenRequest, _end: End) -> None:
-    pass
-
-
 class OpenRequests:
     """All open requests of this gateway, by id."""
 
@@ -64,21 +53,28 @@ class OpenRequests:
         self,
         gateway_id: InstanceId,
         config: GatewayConfig,
-        choose: Choose = _nobody,
+        choose: Choose = nobody,
         max_bytes: Callable[[], int] = lambda: _MAX_BYTES,
-        on_end: OnEnd = _nothing,
+        on_end: Callable[[OpenRequest, End], None] = lambda _request, _end: None,
+        on_first_token: Callable[[OpenRequest], None] = lambda _request: None,
         spans: GatewaySpans | None = None,
     ) -> None:
         """`choose` finds a scheduler for a request that lost its own; `max_bytes` is what a message may have; `on_end`
-        is told of each request that ends for its client, also of one whose end another gateway may have told."""
+        is told of each request that ends for its client, also of one whose end another gateway may have told;
+        `on_first_token` of each whose first token arrives."""
         self.num_ended: Counter[Outcome] = Counter()
         self.num_orphans = 0
         """Messages about requests that are not open, or of earlier attempts."""
+        self.num_repeated = 0
+        """Submissions sent again because nobody answered."""
+        self.num_questions = 0
+        """How often schedulers were asked for what may be lost."""
         self.handover = Handover(gateway_id, choose, max_bytes)
         self._gateway_id = gateway_id
         self._config = config
         self._on_end = on_end
-        self._spans = spans or GatewaySpans(Tracing())
+        self._spans = spans or GatewaySpans()
+        self._on_first_token = on_first_token
         self._requests: dict[RequestId, OpenRequest] = {}
 
     def __len__(self) -> int:
@@ -157,7 +153,7 @@ class OpenRequests:
         del self._requests[message.request_id]
         self._spans.moved(request)
         if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
-            log.info("request moved to another gateway", extra={"request_id": message.request_id})
+            log.info("request moved to another gateway", extra=about(message.request_id, request.trace_id))
 
     def adopted(self, message: RequestAdopted, now: float) -> tuple[OpenRequest | None, list[Outgoing]]:
         """A scheduler has pointed a request to this gateway, which nobody reads here yet. None if it is of no use."""
@@ -165,11 +161,9 @@ class OpenRequests:
         request = self._requests.get(submission.request_id)
         if request is not None and submission.attempt <= request.attempt:
             is_known = (scheduler_id, submission.attempt) == (request.scheduler_id, request.attempt)
-            stale = encode(CancelRequest(submission.request_id, self._gateway_id, submission.attempt))
-            is_wanted = request.cancelled_at is None
-            return request if is_known and is_wanted else None, [] if is_known else [
-                (subjects.inbox(scheduler_id), stale)
-            ]
+            stale = CancelRequest(submission.request_id, self._gateway_id, submission.attempt)
+            answers = [] if is_known else [(subjects.inbox(scheduler_id), encode(stale))]
+            return request if is_known and request.cancelled_at is None else None, answers
         outgoing: list[Outgoing] = []
         if request is None:
             stream = Stream(submission.request_id, submission.num_choices)
@@ -302,6 +296,9 @@ class OpenRequests:
         except LogprobsLost:
             return self._abandon(request, unavailable("The log-probabilities of this request were lost."), now)
         if len(choice.token_ids) > num_before:
+            if request.first_token_at is None:
+                request.first_token_at = now
+                self._on_first_token(request)
             request.num_losses = 0
             request.went_on(now, self._config)
         return []
@@ -341,7 +338,10 @@ class OpenRequests:
             return self._hand_over(request, self.handover.find_home, now) or []
         if request.submission is not None:
             return self._submit_again(request, request.submission, now)
-        return [request.question(self._gateway_id, now)] if now >= request.ask_at else []
+        if now < request.ask_at:
+            return []
+        self.num_questions += 1
+        return [request.question(self._gateway_id, now)]
 
     def _submit_again(self, request: OpenRequest, submission: Outgoing, now: float) -> list[Outgoing]:
         if now - request.sent_at < self._config.resubmit_after_s:
@@ -349,6 +349,7 @@ class OpenRequests:
         if request.num_submissions >= self._config.max_submissions:
             return self._abandon(request, unavailable("No service took the request in time."), now)
         request.num_submissions += 1
+        self.num_repeated += 1
         request.sent_at = now
         return [submission]
 
@@ -397,4 +398,3 @@ class OpenRequests:
         self._spans.ended(request)
         if not request.had_ended:
             self.num_ended[end.outcome] += 1
-            record(request, end)

@@ -1,9 +1,11 @@
 """The gateway's actor: takes what arrives from the mesh, keeps time, and runs the HTTP server beside its mailbox."""
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from services.gateway.config import GatewayConfig
 from services.gateway.http import HttpServer
+from services.gateway.instruments import gateway_instruments
 from services.gateway.mesh import Mesh
 from shared import subjects
 from shared.actor import Actor, Identity, Tick
@@ -24,6 +26,7 @@ from shared.messages import (
     TextProduced,
     TokensDetokenized,
 )
+from shared.telemetry.metrics import Instrument, MetricsPage
 from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
@@ -37,10 +40,13 @@ class Gateway(Actor[GatewayInbound]):
         transport: Transport,
         clock: Clock,
         config: GatewayConfig,
+        *,
+        logs_content: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
+        """`logs_content`: write prompts and outputs into the log."""
         super().__init__(identity, transport, GatewayInbound, clock)
-        self.mesh = Mesh(identity.instance_id, transport, clock, config, tracing)
+        self.mesh = Mesh(identity.instance_id, transport, clock, config, logs_content=logs_content, tracing=tracing)
         self.server = HttpServer(self.mesh, config)
 
     async def handle(self, message: GatewayInbound | Tick) -> None:
@@ -87,6 +93,14 @@ class Gateway(Actor[GatewayInbound]):
             num_detached_requests=requests.num_detached,
             num_unrecorded=self.mesh.usage.num_unrecorded,
         )
+
+    def instruments(self) -> Sequence[Instrument]:
+        """Requests and their ends, connections, and what is heard of the mesh."""
+        return gateway_instruments(self.mesh, self.server)
+
+    def show_metrics(self, page: MetricsPage) -> None:
+        """Also at `/metrics` of its API."""
+        self.server.metrics_page = page
 
     def models(self) -> tuple[str, ...]:
         """A gateway serves whatever the mesh does."""

@@ -37,6 +37,10 @@ class Sockets:
         self._watch = watch
         self._connections: set[SocketConnection] = set()
 
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one connection until it ends. Raises RequestFailed instead of opening it."""
         parent = parent_in(request.headers)

@@ -86,13 +86,13 @@ class _Following:
 class GatewaySpans:
     """Makes the spans of one gateway. Everything is said by the id of a request, and ignored where none is followed."""
 
-    def __init__(self, tracing: Tracing, unix_time_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, tracing: Tracing | None = None, unix_time_ns: Callable[[], int] = time.time_ns) -> None:
         self.address: tuple[str, int] | None = None
         """Where clients come in, once that is known."""
-        self._tracing = tracing
+        self._tracing = tracing or Tracing()
         self._unix_time_ns = unix_time_ns
         self._following: dict[RequestId, _Following] = {}
-        tracing.open_spans.append(self.open_spans)
+        self._tracing.open_spans.append(self.open_spans)
 
     # Requests begin.
 

@@ -18,6 +18,7 @@ from services.gateway.presentation import Presentation
 from services.gateway.shapes import shape_of
 from services.gateway.streams import Delta, End, Reader, Stream
 from shared.errors import RequestError, Unavailable
+from shared.log import about
 from shared.messages import ErrorInfo, Outcome
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class EventStream:
         except ConnectionError:
             raise
         except Exception:
-            log.exception("a bug ended an event stream")
+            log.exception("a bug ended an event stream", extra=about(self._reader.streams[0].request_id))
             await self._write(response, _last_words(ErrorInfo.of(RequestError("Internal error."))))
         finally:
             self._mesh.on_tick.discard(self._wake_if_silent)

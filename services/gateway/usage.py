@@ -26,17 +26,11 @@ class UsageRecords:
 
     def ended(self, request: OpenRequest, end: End) -> None:
         """A request has ended for its client. Nothing is written of one that the mesh never took."""
-        stream, said = request.stream, end.usage
-        if not stream.is_accepted and said is None:
+        if (delivered := usage_of(request, end)) is None:
             return
-        delivered = Usage(
-            num_prompt_tokens=said.num_prompt_tokens if said else request.num_prompt_tokens,
-            num_cached_tokens=said.num_cached_tokens if said else 0,
-            num_output_tokens=_num_delivered(request),
-        )
         self._add(
             UsageRecord(
-                request_id=stream.request_id,
+                request_id=request.request_id,
                 tenant=request.spec.tenant,
                 model=request.spec.model,
                 outcome=end.outcome,
@@ -46,6 +40,18 @@ class UsageRecords:
                 error_code=end.error.code if end.error else None,
             )
         )
+
+
+def usage_of(request: OpenRequest, end: End) -> Usage | None:
+    """What a request that ends so has consumed; None if the mesh never took it."""
+    said = end.usage
+    if not request.stream.is_accepted and said is None:
+        return None
+    return Usage(
+        num_prompt_tokens=max(said.num_prompt_tokens if said else 0, request.num_prompt_tokens),
+        num_cached_tokens=said.num_cached_tokens if said else 0,
+        num_output_tokens=_num_delivered(request),
+    )
 
 
 def _num_delivered(request: OpenRequest) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ class Attachment:
     """Plans without a result, oldest first."""
     waiting_since: float = 0.0
     """When the oldest of them was sent last, or became the oldest."""
+    num_plans: int = 0
+    """Plans sent, each once."""
 
     def sent(self, plan: StepPlan, now: float) -> RunStep:
         """Note a plan as sent; returns the message that carries it."""
@@ -25,6 +27,7 @@ class Attachment:
         if not self.unanswered:
             self.waiting_since = now
         self.unanswered.append(message)
+        self.num_plans += 1
         return message
 
     def answered(self, step_id: int, now: float) -> bool:

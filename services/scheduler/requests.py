@@ -18,6 +18,7 @@ from services.scheduler.core.fleet import Fleet
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.delivery import Delivery
 from services.scheduler.intake import Intake, Memory
+from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.orphans import Orphans
 from services.scheduler.pace import RETRY_AFTER_S
 from services.scheduler.retention import Retention
@@ -26,6 +27,7 @@ from services.scheduler.streams import AnyStream, EndedStream, Stream
 from services.scheduler.usage import UsageRecords
 from shared.errors import DeadlineExceeded, RequestError, Unavailable
 from shared.ids import InstanceId, RequestId, Service
+from shared.log import about
 from shared.messages import (
     AdoptRequest,
     CancelRequest,
@@ -46,6 +48,7 @@ from shared.messages import (
     StopStringFound,
     SubmitTokens,
     Usage,
+    trace_id_of,
 )
 from shared.presence import Directory
 
@@ -90,6 +93,7 @@ class Requests:
         """`usage` writes down what requests consumed that have no gateway to do it; `spans` follows those that are to
         be followed."""
         self.totals = Totals()
+        self.metrics = SchedulerMetrics()
         self.is_draining = False
         """Whether new ones are refused."""
         self.retention = Retention(config.retain_s, config.retain_tokens)
@@ -121,7 +125,7 @@ class Requests:
             case ReplayLog():
                 self._replay_for_detokenizer(message)
             case StopStringFound():
-                self.take(self._fleet.stop(message.request_id, message.index, message.num_tokens), now)
+                self._stop(message, now)
             case _:
                 assert_never(message)
         return []
@@ -140,11 +144,23 @@ class Requests:
                 self._accept(message, now)
             except RequestError as error:
                 self._spans.refused(message, error)
+                self.metrics.refused(error.code)
                 refusal = RequestRefused(message.request_id, ErrorInfo.of(error), message.attempt)
                 return [(message.gateway_id, refusal)]
         num_tokens = len(message.prompt_token_ids)
         accepted = RequestAccepted(message.request_id, self._scheduler_id, num_tokens, message.attempt)
         return [(message.gateway_id, accepted)]
+
+    def _stop(self, message: StopStringFound, now: float) -> None:
+        """The text of a choice is complete. What was sampled after that is taken back, also if it has ended since."""
+        stream = self.delivery.find(message.request_id)
+        if stream is None or message.num_tokens < 1:
+            return
+        num_before = sum(stream.num_tokens())
+        self.take(self._fleet.stop(message.request_id, message.index, message.num_tokens), now)
+        stream = self.delivery.find(message.request_id) or stream
+        stream.cut(message.index, message.num_tokens)
+        self.metrics.num_cut_tokens += num_before - sum(stream.num_tokens())
 
     def _cancel(self, message: CancelRequest, now: float) -> Answers:
         """Stop a request. One that is still to come will be stopped then."""
@@ -176,13 +192,14 @@ class Requests:
             return [(message.gateway_id, RequestMoved(message.request_id, self._scheduler_id))]
         has_more = any(here > there for here, there in zip(stream.num_tokens(), message.num_tokens, strict=False))
         if has_more or stream.closed is not None:
-            self._replay(stream, message.gateway_id, now)
+            self._replay(stream, message.gateway_id, now, asker="gateway")
         return []
 
     def _replay_for_detokenizer(self, message: ReplayLog) -> None:
         """A detokenizer has missed something. One that does not have the request any more gets no answer."""
         stream = self.delivery.find(message.request_id)
         if stream is not None and stream.detokenizer_id == message.detokenizer_id:
+            self.metrics.replayed.add(1, "detokenizer")
             self.delivery.repeat_log(stream)
 
     def _adopt(self, message: AdoptRequest, now: float) -> Answers:
@@ -206,9 +223,10 @@ class Requests:
         )
         answers: Answers = [(message.gateway_id, adopted)]
         if former_id != message.gateway_id:
-            log.info("request adopted", extra={"request_id": message.request_id, "gateway": message.gateway_id})
+            trace_id = trace_id_of(stream.submission.trace)
+            log.info("request adopted", extra=about(message.request_id, trace_id) | {"gateway": message.gateway_id})
             answers.append((former_id, RequestMoved(message.request_id, self._scheduler_id)))
-        self._replay(stream, message.gateway_id, now)
+        self._replay(stream, message.gateway_id, now, asker="adoption")
         return answers
 
     # What the core, time and others bring.
@@ -220,6 +238,7 @@ class Requests:
             if stream is not None and stream.first_step_at is None:
                 stream.first_step_at = now
                 self._spans.started(stream)
+                self.metrics.queue.record(now - stream.arrived_at, stream.opened.model)
                 self._intake.started(stream.request, now)
 
     def take(self, events: Iterable[Event], now: float, *, is_late: bool = False) -> None:
@@ -233,6 +252,11 @@ class Requests:
                 self.delivery.append(event)
             else:
                 self._close(event, now, is_late=is_late)
+
+    def oldest_wait_s(self, now: float) -> float:
+        """How long the oldest request that has had no step has waited; 0 if there is none."""
+        arrivals = (each.arrived_at for each in self.delivery if each.first_step_at is None and each.closed is None)
+        return now - min(arrivals, default=now)
 
     def detokenizer_found(self, now: float) -> None:
         """A detokenizer takes work."""
@@ -278,6 +302,7 @@ class Requests:
         if not detokenizers:  # its text would go nowhere, while its tokens pile up here
             raise Unavailable(f"no detokenizer for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
         request = self._intake.admit(message, now)
+        self.metrics.accepted(sum(len(choice.token_ids) for choice in message.resumed))
         if message.timeout_ms is not None:
             self._deadlines.set(request.request_id, now + message.timeout_ms / 1000)
         opened = RequestOpened(
@@ -314,16 +339,18 @@ class Requests:
         )
         self._spans.closed(stream, closed)
         self.delivery.close(closed, now)
+        self.metrics.over(str(event.outcome), error.code if error else "")
         self._ended.add(request.request_id, stream.attempt)
         if self.orphans.has(stream.opened.gateway_id):
             self._usage.ended_alone(closed, stream.submission)
 
     def _forget(self, stream: AnyStream) -> None:
         """Stop an attempt without a word: it goes on as another one, here or elsewhere."""
-        if isinstance(stream, Stream):
-            log.info("request goes on elsewhere", extra={"request_id": stream.request_id})
+        if isinstance(stream, Stream) and stream.closed is None:
+            log.info("request goes on elsewhere", extra=about(stream.request_id, trace_id_of(stream.submission.trace)))
             self._count(stream)
             self._spans.given_up(stream)
+            self.metrics.moved(sum(stream.num_tokens()))
             self._deadlines.discard(stream.request_id)
             self._fleet.cancel(stream.request_id)
         self.delivery.forget(stream)
@@ -351,8 +378,9 @@ class Requests:
             self.totals.num_prompt_tokens += len(stream.request.prompt)
             self.totals.num_cached_tokens += stream.request.num_cached_tokens
 
-    def _replay(self, stream: AnyStream, gateway_id: InstanceId, now: float) -> None:
+    def _replay(self, stream: AnyStream, gateway_id: InstanceId, now: float, *, asker: str) -> None:
         if stream.opened.gateway_id != gateway_id or now - stream.replayed_at >= _REPLAY_INTERVAL_S:
+            self.metrics.replayed.add(1, asker)
             self.delivery.replay(stream, self._detokenizers(), gateway_id, now)
 
     def _detokenizers(self) -> list[Presence]:

@@ -4,14 +4,16 @@ Acts when its mailbox is empty, so that everything that arrived together is in o
 """
 
 import logging
+from collections.abc import Sequence
 from typing import assert_never
 
-from services.scheduler.attachments import Attachments
+from services.scheduler.attachments import Attachment, Attachments
 from services.scheduler.config import SchedulerConfig, parse_weights
 from services.scheduler.core.events import Event
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.settings import SchedulerSettings
+from services.scheduler.instruments import scheduler_instruments
 from services.scheduler.pinning import PinReader, PinsRead, follow_pins
 from services.scheduler.recording.recorded_fleet import RecordedFleet
 from services.scheduler.recording.recording import Recording
@@ -44,6 +46,7 @@ from shared.messages import (
     SubmitTokens,
 )
 from shared.presence import Directory
+from shared.telemetry.metrics import Instrument
 from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 from shared.usage import UsageOutbox
@@ -73,6 +76,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         records = UsageRecords(identity.instance_id, self._usage.add)
         self._spans = SchedulerSpans(tracing or Tracing(), self._fleet, clock)
         self._requests = Requests(identity.instance_id, self._fleet, self._directory, config, records, self._spans)
+        self._metrics = self._requests.metrics
         self._attachments = Attachments(identity.instance_id)
         self._pins = PinReader(transport, self.post)
 
@@ -140,9 +144,11 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         now = self.clock.now()
         for attachment in self._attachments:
             while len(attachment.unanswered) < self._config.pipeline_depth:
+                began = self.clock.now()
                 plan = self._fleet.schedule(attachment.executor_id)
                 if plan is None:
                     break
+                self._metrics.plan.record(self.clock.now() - began)
                 plan = self._spans.planned(attachment.executor_id, plan)
                 self._requests.started((assignment.request_id for assignment in plan.assigned), now)
                 await self.send_to(attachment.executor_id, attachment.sent(plan, now))
@@ -169,6 +175,12 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             num_unrecorded=self._usage.num_unrecorded,
         )
 
+    def instruments(self) -> Sequence[Instrument]:
+        """Requests, tokens, plans, and each executor's queue and blocks."""
+        return scheduler_instruments(
+            self._requests, self._fleet, self._attachments, self._directory, self.status, self.clock
+        )
+
     def _take(self, events: list[Event]) -> None:
         self._requests.take(events, self.clock.now())
 
@@ -178,15 +190,23 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         attachment = self._attachments.of(message)
         if attachment is None:
             return  # of an epoch that is over
-        if attachment.answered(message.result.step_id, self.clock.now()):
+        began, num_before = self.clock.now(), self._requests.totals.num_output_tokens
+        if attachment.answered(message.result.step_id, began):
             self._spans.completed(message.executor_id, message.result)
             self._take(self._fleet.apply(message.executor_id, message.result))
+            num_sampled = len(message.result.token_ids) - len(message.result.failures)
+            self._metrics.num_unused_tokens += num_sampled - (self._requests.totals.num_output_tokens - num_before)
+            self._metrics.apply.record(self.clock.now() - began)
 
     async def _on_steps_missing(self, message: StepsMissing) -> None:
         attachment = self._attachments.get(message.executor_id)
         if attachment is not None and attachment.epoch == message.epoch:
-            for plan in attachment.to_resend(message.next_step_id, self.clock.now()):
-                await self.send_to(message.executor_id, plan)
+            await self._resend(attachment, message.next_step_id)
+
+    async def _resend(self, attachment: Attachment, from_step_id: int) -> None:
+        for plan in attachment.to_resend(from_step_id, self.clock.now()):
+            self._metrics.num_plans_resent += 1
+            await self.send_to(attachment.executor_id, plan)
 
     def _on_attached(self, message: ExecutorAttached) -> None:
         attachment = self._attachments.get(message.executor_id)
@@ -204,6 +224,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         log.log(logging.WARNING if has_died else logging.INFO, "lost an executor", extra={"executor": executor_id})
         self._attachments.remove(executor_id)
         self._spans.executor_lost(executor_id, "executor_lost" if has_died else "executor_let_go")
+        self._metrics.executors_lost.add(1, "died" if has_died else "left")
         self._requests.totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
         self._take(self._fleet.remove_executor(executor_id, has_died=has_died))
 
@@ -265,8 +286,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             await self.send_to(instance_id, answer)
         for attachment in self._attachments:
             if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:
-                for plan in attachment.to_resend(0, now):
-                    await self.send_to(attachment.executor_id, plan)
+                await self._resend(attachment, 0)
 
     def _is_another_scheduler_there(self) -> bool:
         schedulers = self._directory.available(Service.SCHEDULER)

@@ -3,8 +3,10 @@
 A stream is all that it takes to say everything again, to another detokenizer or for another gateway.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
+
+from msgspec.structs import replace
 
 from services.scheduler.core.request import Choice, Request
 from shared.ids import InstanceId, RequestId
@@ -27,6 +29,8 @@ class Stream:
     closed: RequestClosed | None = None
     """Its end, while there is no detokenizer to tell."""
     replayed_at: float = -inf
+    stopped_after: dict[int, int] = field(default_factory=dict)
+    """Choices that ended by themselves, and whose text had reached a stop string with fewer tokens: so many."""
 
     @property
     def request_id(self) -> RequestId:
@@ -40,11 +44,20 @@ class Stream:
 
     def log(self) -> list[ResumedChoice]:
         """All tokens so far, of each choice."""
-        return [_log_of(choice) for choice in self.request.choices]
+        return [_log_of(choice, self.stopped_after.get(choice.index)) for choice in self.request.choices]
 
     def num_tokens(self) -> tuple[int, ...]:
         """How many they are."""
-        return tuple(len(choice.output) for choice in self.request.choices)
+        counts = [len(choice.output) for choice in self.request.choices]
+        for index, count in self.stopped_after.items():
+            counts[index] = min(counts[index], count)
+        return tuple(counts)
+
+    def cut(self, index: int, num_tokens: int) -> None:
+        """A choice's text was complete with so many tokens: what was sampled after them is not delivered."""
+        choices = self.request.choices
+        if 0 <= index < len(choices) and num_tokens <= len(choices[index].output):
+            self.stopped_after[index] = num_tokens
 
     def timing(self, now: float) -> Timing:
         """Where its time went; what did not happen counts as until now."""
@@ -90,9 +103,24 @@ class EndedStream:
         """How many they are."""
         return tuple(len(choice.token_ids) for choice in self.tokens)
 
+    def cut(self, index: int, num_tokens: int) -> None:
+        """As of an open one; its end says what was delivered then."""
+        if not 0 <= index < len(self.tokens) or num_tokens >= len(self.tokens[index].token_ids):
+            return
+        tokens = list(self.tokens)
+        tokens[index] = _first(tokens[index], num_tokens)
+        self.tokens = tuple(tokens)
+        usage = replace(self.closed.usage, num_output_tokens=self.num_tokens())
+        self.closed = replace(self.closed, usage=usage)
+
 
 AnyStream = Stream | EndedStream
 
 
-def _log_of(choice: Choice) -> ResumedChoice:
-    return ResumedChoice(choice.output[:], choice.finish_reason, tuple(choice.logprobs))
+def _log_of(choice: Choice, num_tokens: int | None) -> ResumedChoice:
+    whole = ResumedChoice(choice.output[:], choice.finish_reason, tuple(choice.logprobs))
+    return whole if num_tokens is None else _first(whole, num_tokens)
+
+
+def _first(log: ResumedChoice, num_tokens: int) -> ResumedChoice:
+    return replace(log, token_ids=log.token_ids[:num_tokens], logprobs=log.logprobs[:num_tokens])

@@ -1,5 +1,7 @@
-"""What every question to a tokenizer is answered with, and to whom. Pure; sends nothing."""
+"""What every question to a tokenizer is answered with, and to whom. Pure but for the stopwatch; sends nothing."""
 
+import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
@@ -41,6 +43,8 @@ class Answer:
     message: Message
     num_tokens: int = 0
     """Tokens that the prompt has."""
+    duration_s: float = 0.0
+    """How long it took to find."""
 
 
 def answer(question: Question, encoder: PromptEncoder, model: str) -> Answer:
@@ -53,6 +57,13 @@ def answer(question: Question, encoder: PromptEncoder, model: str) -> Answer:
         return refusal(question, error)
     except RecursionError:  # of all that a question holds, only these have any depth
         return refusal(question, InvalidRequest("the arguments are nested too deeply", param=TEMPLATE_ARGUMENTS))
+
+
+def timed_answer(question: Question, encoder: PromptEncoder, model: str) -> Answer:
+    """The answer to a question, and how long it took."""
+    began = time.perf_counter()
+    given = answer(question, encoder, model)
+    return dataclasses.replace(given, duration_s=time.perf_counter() - began)
 
 
 def refusal(question: Question, error: RequestError) -> Answer:

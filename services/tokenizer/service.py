@@ -6,17 +6,20 @@ actor's own, while short ones are encoded at once and overtake it.
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias, assert_never
 
-from services.tokenizer.answers import Answer, Question, answer, num_chars, refusal
+from services.tokenizer.answers import Answer, Question, num_chars, refusal, timed_answer
 from services.tokenizer.encoding import PromptEncoder
+from services.tokenizer.metrics import TokenizerMetrics, tokenizer_instruments
 from services.tokenizer.spans import TokenizerSpans
 from shared import codec, subjects
 from shared.actor import Actor, Identity, Tick
 from shared.clock import Clock
 from shared.errors import Overloaded, TooLarge
 from shared.messages import DetokenizeTokens, SubmitRequest, TokenizePrompt, TokenizerInbound, TokenizerStatus
+from shared.telemetry.metrics import Instrument
 from shared.telemetry.tracing import Tracing
 from shared.transport import Transport
 
@@ -49,6 +52,7 @@ class TokenizerService(Actor[Inbound]):
         self._max_waiting_prompts = max_waiting_prompts
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
         self._spans = TokenizerSpans(tracing or Tracing())
+        self._metrics = TokenizerMetrics()
         self._num_waiting = 0
         self._num_requests = 0
         self._num_tokens = 0
@@ -63,7 +67,9 @@ class TokenizerService(Actor[Inbound]):
             case SubmitRequest() | TokenizePrompt() | DetokenizeTokens():
                 await self._on_question(message)
             case Future():
-                await self._on_answer(message.result())
+                given = message.result()
+                self._metrics.took(given.duration_s, is_inline=False)
+                await self._on_answer(given)
             case Tick():
                 pass
             case _:
@@ -81,6 +87,10 @@ class TokenizerService(Actor[Inbound]):
         """The limit that prompts are held to, and counts so far."""
         return TokenizerStatus(self._encoder.max_model_len, self._num_requests, self._num_tokens)
 
+    def instruments(self) -> Sequence[Instrument]:
+        """Questions, tokens, and time."""
+        return tokenizer_instruments(self._metrics, self.status, lambda: self._num_waiting)
+
     def models(self) -> tuple[str, ...]:
         """The one model whose tokenizer was loaded."""
         return (self._model,)
@@ -89,7 +99,9 @@ class TokenizerService(Actor[Inbound]):
         self._num_requests += 1
         self._spans.began(question)
         if num_chars(question) <= self._inline_chars:
-            await self._on_answer(answer(question, self._encoder, self._model))
+            given = timed_answer(question, self._encoder, self._model)
+            self._metrics.took(given.duration_s, is_inline=True)
+            await self._on_answer(given)
         elif self._num_waiting >= self._max_waiting_prompts:
             error = Overloaded(f"{self._num_waiting} long prompts wait to be encoded already", retry_after_s=1.0)
             await self._on_answer(refusal(question, error))
@@ -104,7 +116,7 @@ class TokenizerService(Actor[Inbound]):
                 loop.call_soon_threadsafe(self._on_worker_done, future)
 
         self._num_waiting += 1
-        self._worker.submit(answer, question, self._encoder, self._model).add_done_callback(on_done)
+        self._worker.submit(timed_answer, question, self._encoder, self._model).add_done_callback(on_done)
 
     def _on_worker_done(self, future: Future[Answer]) -> None:
         self._num_waiting -= 1
@@ -118,4 +130,5 @@ class TokenizerService(Actor[Inbound]):
                 error = TooLarge(f"the answer takes {size} bytes, but the mesh carries {limit} bytes at most")
                 given = refusal(given.question, error)
                 await self.send_to(given.receiver_id, given.message)
+        self._metrics.sent(given)
         self._spans.ended(given)

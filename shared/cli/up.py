@@ -5,7 +5,8 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from shared import config as settings
 from shared.cli.mesh import ports
 from shared.cli.mesh.find import named_nats_url, nats_option
 from shared.cli.mesh.nats_server import find_nats_server, nats_address, nats_command
-from shared.cli.mesh.plan import MeshOptions, Program, StopOrder, parse_scale, service_programs
+from shared.cli.mesh.plan import MeshOptions, Program, StopOrder, parse_scale, service_names, service_programs
 from shared.cli.mesh.report import JsonReporter, MeshReporter, TerminalReporter
 from shared.cli.mesh.run import MeshRun
 from shared.cli.mesh.settings_check import check_settings
@@ -23,6 +24,7 @@ from shared.cli.mesh.supervisor import GaveUp
 from shared.clock import SystemClock
 from shared.config import MeshConfig
 from shared.errors import OperatorError
+from shared.ids import Service
 
 _EPILOG = """Services read SHOAL_* variables of the environment; `python -m services.NAME --settings` lists them.
 
@@ -74,6 +76,7 @@ def command(
         num_instances=num_instances,
         log_level=log_level or mesh.log_level,
         drain_deadline_s=mesh.drain_deadline_s,
+        metrics_ports=_metrics_ports(num_instances, mesh.metrics_port if "SHOAL_METRICS_PORT" in os.environ else None),
     )
     folder = MeshFolder(options.home, options.port)
     with folder.claim():
@@ -85,6 +88,14 @@ def command(
         if status == 0 and port == 0:
             folder.remove()  # nobody will find the logs of a mesh on just any port
     sys.exit(status)
+
+
+def _metrics_ports(num_instances: Mapping[Service, int], first: int | None) -> dict[str, int]:
+    """A port for the metrics of each process: the first one and those that follow, free ones, or with 0 none."""
+    names = service_names(num_instances)
+    if first == 0:
+        return {}
+    return dict(zip(names, ports.free_ports(len(names)) if first is None else count(first), strict=False))
 
 
 def _serve(options: MeshOptions, folder: MeshFolder, reporter: MeshReporter) -> int:

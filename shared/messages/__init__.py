@@ -77,6 +77,7 @@ from shared.messages.traces import (
     SpansWanted,
     StepTaken,
     TraceContext,
+    trace_id_of,
 )
 from shared.messages.usage import USAGE_LEDGER, UsageRecord
 
@@ -191,4 +192,5 @@ __all__ = [
     "Usage",
     "UsageRecord",
     "int32s",
+    "trace_id_of",
 ]

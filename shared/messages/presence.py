@@ -118,3 +118,5 @@ class Presence(Message, frozen=True, tag="presence"):
     """Still serving what it has; give it nothing new."""
     is_leaving: bool = False
     """The last beat."""
+    metrics_address: str = ""
+    """Where it shows its metrics, such as `http://127.0.0.1:9464`; empty if nowhere."""

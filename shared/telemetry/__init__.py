@@ -1,1 +1,1 @@
-"""Telemetry: what a process tells about its own work. Nothing that serves a request depends on it."""
+"""What the mesh tells about itself: metrics and traces. Imports no service; nothing that serves depends on it."""

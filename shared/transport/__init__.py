@@ -2,6 +2,6 @@
 
 from shared.transport.bucket import Bucket
 from shared.transport.ledger import Ledger
-from shared.transport.protocol import Handler, Subscription, Transport
+from shared.transport.protocol import Handler, Subscription, Traffic, Transport
 
-__all__ = ["Bucket", "Handler", "Ledger", "Subscription", "Transport"]
+__all__ = ["Bucket", "Handler", "Ledger", "Subscription", "Traffic", "Transport"]

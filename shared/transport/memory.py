@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from shared.errors import BucketUnavailable, Disconnected, LedgerUnavailable, PayloadTooLarge
-from shared.transport.protocol import Handler, Listener, num_bytes
+from shared.transport.protocol import Handler, Listener, Traffic, num_bytes
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +183,7 @@ class _Subscription:
             self._wake.clear()
             while self._messages:
                 payload, headers = self._messages.popleft()
+                self._transport.traffic.received(payload)
                 try:
                     await self._handler(payload, headers)
                 except Exception:
@@ -198,6 +199,7 @@ class MemoryTransport:
         self._listeners: list[Listener] = []
         self._is_connected = False
         self._num_dropped = 0
+        self.traffic = Traffic()
 
     @property
     def max_payload(self) -> int:
@@ -240,6 +242,7 @@ class MemoryTransport:
         size = num_bytes(payload, headers)
         if size > self.max_payload:
             raise PayloadTooLarge(subject, size, self.max_payload)
+        self.traffic.sent(payload)
         self.broker.deliver(subject, payload, headers or {})
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> _Subscription:

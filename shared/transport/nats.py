@@ -22,7 +22,7 @@ from nats.errors import (
 from shared.errors import ConfigError, Disconnected, PayloadTooLarge
 from shared.log import without_passwords
 from shared.transport.jetstream import JetStreamBucket, JetStreamLedger
-from shared.transport.protocol import Handler, Listener, num_bytes
+from shared.transport.protocol import Handler, Listener, Traffic, num_bytes
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class _Subscription:
                 await inner.unsubscribe()
 
     async def _on_message(self, message: Msg) -> None:
+        self._transport.traffic.received(message.data)
         try:
             await self._handler(message.data, message.headers or {})
         except Exception:
@@ -93,6 +94,7 @@ class NatsTransport:
         self._renewal_pause_s = _RECONNECT_WAIT_S
         self._renewed_at = -math.inf
         self._num_dropped = 0
+        self.traffic = Traffic()
         self._subscriptions: list[_Subscription] = []
         self._listeners: list[Listener] = []
         self._troubles: set[str] = set()
@@ -166,6 +168,7 @@ class NatsTransport:
             await self._client.publish(subject, payload, headers=dict(headers) if headers else None)
         except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError) as error:
             raise Disconnected(f"cannot send to {subject}: {error}") from error
+        self.traffic.sent(payload)
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> _Subscription:
         """Have `handler` called for each message on `subject`."""

@@ -5,6 +5,7 @@ repaired above: receivers notice gaps by sequence and ask again.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from shared.transport.bucket import Bucket
@@ -25,6 +26,26 @@ def num_bytes(payload: bytes, headers: Mapping[str, str] | None) -> int:
         return len(payload)
     lines = sum(len(f"{key}: {value}\r\n".encode()) for key, value in headers.items())
     return len("NATS/1.0\r\n") + lines + len("\r\n") + len(payload)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over one connection since it was made. Bytes are those of payloads."""
+
+    num_sent: int = 0
+    num_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    def sent(self, payload: bytes) -> None:
+        """Count one message that was given to the broker, or waits for it to come back."""
+        self.num_sent += 1
+        self.bytes_sent += len(payload)
+
+    def received(self, payload: bytes) -> None:
+        """Count one message that is being handed to its subscriber."""
+        self.num_received += 1
+        self.bytes_received += len(payload)
 
 
 class Subscription(Protocol):
@@ -51,6 +72,11 @@ class Transport(Protocol):
     @property
     def num_dropped(self) -> int:
         """Messages that arrived here and were dropped because a handler was too slow."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was sent and received, but for buckets and ledgers."""
         ...
 
     async def connect(self) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -195,6 +196,18 @@ def test_dropped_messages_are_summed_and_shown_where_they_were_dropped(world: _W
     snapshot = world.view.snapshot()
     assert snapshot.num_dropped_messages == 7
     assert _shown(snapshot).count("messages dropped") == 2
+
+
+def test_addresses_of_metrics_are_shown_if_there_are_any(world: _World) -> None:
+    world.beat_all()
+    assert "Metrics" not in _shown(world.view.snapshot())
+    for service in (Service.EXECUTOR, Service.GATEWAY):
+        address = f"http://127.0.0.1:{9000 + len(service)}"
+        world.view.observe(msgspec.structs.replace(_beat(service), metrics_address=address))
+    shown = " ".join(_shown(world.view.snapshot()).split())
+    assert "Metrics: gateway-1 http://127.0.0.1:9007, executor-1 http://127.0.0.1:9008" in shown
+    rows = json.loads(encode_json(world.view.snapshot()))["instances"]
+    assert {row["name"]: row["metrics_address"] for row in rows}["gateway-1"] == "http://127.0.0.1:9007"
 
 
 def test_two_instances_with_one_name_are_two_rows(world: _World) -> None:

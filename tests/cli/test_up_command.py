@@ -17,6 +17,7 @@ import pytest
 
 from shared.cli.mesh.ports import free_port
 from tests.cli.shoal import COMMAND, environ, shoal
+from tests.shared.telemetry.scrape import scrape
 
 START_TIMEOUT_S = 90.0
 """A mesh needs a few seconds; a machine that runs other tests beside needs more."""
@@ -71,6 +72,11 @@ class _Home:
         self.folder = folder
         (folder / "models").symlink_to(model.parent)
         self.port = free_port()
+
+    def metrics(self) -> dict[str, str]:
+        """Where Prometheus finds the metrics of each process, by its name."""
+        groups = json.loads((self.folder / "run" / str(self.port) / "metrics.json").read_text())
+        return {group["labels"]["name"]: f"http://{group['targets'][0]}" for group in groups}
 
     async def shoal(self, *arguments: str, **settings: str) -> tuple[int, str, str]:
         """One command to its end: exit status, standard output and standard error."""
@@ -156,6 +162,12 @@ async def test_a_mesh_serves_is_watched_heals_and_stops(up: Up, home: _Home) -> 
     assert {row["name"] for row in json.loads(out)["instances"]} == {
         f"{service}-1" for service in ("gateway", "tokenizer", "scheduler", "executor", "detokenizer")
     }
+    addresses = {row["name"]: row["metrics_address"] for row in json.loads(out)["instances"]}
+    assert addresses == home.metrics()
+    for address in addresses.values():
+        assert (await scrape(address)).value("shoal_broker_connected") == 1
+    page = await scrape(addresses["gateway-1"])
+    assert page.total("shoal_gateway_requests_total", ending="completed") == 3
     status, _, err = await home.shoal("up", "--port", str(home.port))
     assert status == 2
     assert f"a mesh runs on port {home.port} already, started by process {process.pid}" in err
@@ -165,6 +177,8 @@ async def test_a_mesh_serves_is_watched_heals_and_stops(up: Up, home: _Home) -> 
     services["executor"].kill()
     await _until(process, "Serving again")
     assert await asyncio.to_thread(_complete, url, "One, two, three,") == answer
+    page = await scrape(addresses["executor-1"])
+    assert page.value("shoal_executor_held") == 1, "it is found where it was before"
 
     everybody = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGINT)

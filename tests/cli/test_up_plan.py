@@ -1,11 +1,20 @@
 """What processes a mesh is made of."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shared.cli.mesh.plan import MeshOptions, Program, StopOrder, in_order, parse_scale, service_programs
+from shared.cli.mesh.plan import (
+    MeshOptions,
+    Program,
+    StopOrder,
+    in_order,
+    parse_scale,
+    service_names,
+    service_programs,
+)
 from shared.config import MeshConfig, load
 from shared.errors import OperatorError
 from shared.ids import Service
@@ -64,6 +73,21 @@ def test_gateways_take_one_port_after_the_other() -> None:
     assert _program("gateway-2", options).environ["SHOAL_GATEWAY_PORT"] == "8001"
     assert _program("gateway-2", options).environ["SHOAL_GATEWAY_HOST"] == "127.0.0.1"
     assert "SHOAL_GATEWAY_PORT" not in _program("scheduler-1", options).environ
+
+
+def test_every_process_shows_its_metrics_on_a_port_of_its_own() -> None:
+    options = replace(_options(gateway=2), metrics_ports={"gateway-1": 9001, "gateway-2": 9002, "executor-1": 9003})
+    asked = {"SHOAL_METRICS_PORT": "9000"}
+    ports = {program.name: program.environ["SHOAL_METRICS_PORT"] for program in service_programs(options, asked, 8)}
+    assert ports == {
+        "gateway-1": "9001",
+        "gateway-2": "9002",
+        "executor-1": "9003",
+        "scheduler-1": "0",
+        "tokenizer-1": "0",
+        "detokenizer-1": "0",
+    }
+    assert set(service_names(options.num_instances)) == set(ports)
 
 
 def test_the_persons_own_variables_are_passed_on_but_options_win() -> None:

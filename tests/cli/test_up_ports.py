@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from shared.cli.mesh.ports import check_is_free, free_port
+from shared.cli.mesh.ports import check_is_free, free_port, free_ports
 from shared.errors import OperatorError
 
 
@@ -37,3 +37,10 @@ def test_a_port_whose_connections_still_linger_is_free() -> None:
 def test_an_address_of_another_machine_is_said_to_be_wrong() -> None:
     with pytest.raises(OperatorError, match=r"cannot listen on 192\.0\.2\.1 port 8000"):
         check_is_free("192.0.2.1", 8000)
+
+
+def test_ports_that_are_taken_together_are_all_different_and_free() -> None:
+    ports = free_ports(32)
+    assert len(set(ports)) == 32
+    for port in ports:
+        check_is_free("127.0.0.1", port)

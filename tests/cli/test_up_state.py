@@ -1,5 +1,6 @@
 """The file that says where a mesh is, and the lock that says whether it lives."""
 
+import json
 import os
 import signal
 import stat
@@ -71,6 +72,18 @@ def test_what_a_killed_mesh_left_is_known_to_be_stale(tmp_path: Path) -> None:
     assert folder.running() is None
     with folder.claim():
         assert folder.read() is None
+
+
+def test_prometheus_finds_every_process_while_the_mesh_runs(tmp_path: Path) -> None:
+    folder = MeshFolder(tmp_path, 8000)
+    with folder.claim():
+        folder.write_targets({"gateway-1": "127.0.0.1:9001", "executor-1": "127.0.0.1:9002"})
+        assert json.loads(folder.targets.read_text()) == [
+            {"targets": ["127.0.0.1:9001"], "labels": {"name": "gateway-1"}},
+            {"targets": ["127.0.0.1:9002"], "labels": {"name": "executor-1"}},
+        ]
+    assert not folder.targets.exists()
+    assert not folder.folder.exists(), "nothing was kept"
 
 
 def test_only_the_owner_can_read_where_the_mesh_is(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The broker's users: what deploy/nats/nats.conf lets each service say and hear, on a real server without Docker."""
+"""The broker's users: what deploy/nats/users.conf lets each service say and hear, on a real server without Docker."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -71,6 +72,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     server = NatsServer(tmp_path_factory.mktemp("broker"))
     text = (ROOT / "deploy/nats/nats.conf").read_text()
     server.config = re.sub(r"(?m)^(http:|  store_dir:) .*$", "", text)
+    shutil.copy(ROOT / "deploy/nats/users.conf", server.folder)
     with pytest.MonkeyPatch.context() as patch:
         for user, password in PASSWORDS.items():
             patch.setenv(f"{user.upper()}_PASSWORD", f'"{password}"')

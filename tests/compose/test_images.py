@@ -1,8 +1,11 @@
 """What the Dockerfile installs: from pyproject.toml's lists, for each image no more than its service needs."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 from shared.ids import Service
 from tests.compose.docker import ROOT
@@ -18,10 +21,12 @@ def _requirements(*extras: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_each_service_has_an_image_with_the_packages_of_its_own_extra() -> None:
+def test_each_service_has_an_image_with_the_packages_of_its_own_extra_and_of_telemetry() -> None:
     targets = set(re.findall(r"FROM service AS (\w+)", (ROOT / "Dockerfile").read_text()))
     assert targets == set(map(str, Service))
-    assert {service: _INSTALLS[service].strip() for service in Service} == {service: service for service in Service}
+    assert {service: _INSTALLS[service].split() for service in Service} == {
+        service: [service, "telemetry"] for service in Service
+    }
 
 
 def test_only_the_executors_image_has_torch() -> None:
@@ -32,6 +37,14 @@ def test_only_the_executors_image_has_torch() -> None:
 def test_the_packages_of_no_extra_are_what_every_service_needs() -> None:
     names = [re.match(r"[\w-]+", line) for line in _requirements("scheduler").stdout.splitlines()]
     assert [name and name[0] for name in names] == ["msgspec", "nats-py"]
+
+
+def test_an_image_knows_the_version_of_its_code(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "deploy/docker/metadata.py", str(tmp_path)], cwd=ROOT, check=True)
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (found.name, found.version) == (project["name"], project["version"])
+    assert "metadata.py" in (ROOT / "deploy/docker/install.sh").read_text()
 
 
 def test_an_extra_that_does_not_exist_fails_the_build() -> None:

@@ -41,7 +41,7 @@ def test_those_that_are_there_stay_and_so_does_everything_else(tmp_path: Path) -
 
 
 def test_the_files_of_the_project_hold_no_password_themselves() -> None:
-    values = re.findall(r"password: (\S+)", (ROOT / "deploy/nats/nats.conf").read_text())
+    values = re.findall(r"password: (\S+)", (ROOT / "deploy/nats/users.conf").read_text())
     values += re.findall(r"_PASSWORD: (\S+)", (ROOT / "compose.yaml").read_text())
     values += re.findall(r"nats://\w+:(\S+)", (ROOT / "compose.yaml").read_text())
     assert len(values) == 6 + 6 + 6

@@ -10,10 +10,12 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +149,38 @@ class Trial:
         large = {name: size for name, size in added_mb.items() if name in SMALL and size > MAX_ADDED_MB}
         check(not large, f"more than {MAX_ADDED_MB} MB: {large}")
         say(f"images are Python's ({base_mb} MB) and: " + ", ".join(f"{name} {mb} MB" for name, mb in added_mb.items()))
+        for name in SERVICES:
+            say(f"layers of {name}: " + ", ".join(self._layers(f"shoal-{name}:{TAG}")))
+
+    def _layers(self, image: str) -> list[str]:
+        """What of the Dockerfile added how much to an image, where it was more than a few files."""
+        history = self.project.docker("history", "--no-trunc", "--human=false", "--format", "{{json .}}", image)
+        layers = [json.loads(line) for line in history.splitlines()]
+        of_files = [layer for layer in layers if re.search(" /(opt/shoal|app/)", layer["CreatedBy"])]
+        return [
+            f"{re.sub('.* ', '', layer['CreatedBy'].partition(' #')[0])} {int(layer['Size']) / 1e6:.1f} MB"
+            for layer in reversed(of_files)
+            if int(layer["Size"]) > 50_000
+        ]
+
+    def says_it_is_alive(self) -> None:
+        """The question of Kubernetes' liveness probes is answered too."""
+        for name in SERVICES:
+            self.project.compose("exec", "-T", name, "python", "-S", "-m", "shared.health", "--alive")
+        say("every service says that it is alive")
+
+    def shows_metrics(self) -> None:
+        """Every container answers on the port of metrics, and says of which version it is."""
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        ask = (
+            "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9464/metrics', timeout=10).read().decode())"
+        )
+        for name in SERVICES:
+            page = self.project.compose("exec", "-T", name, "python", "-c", ask)
+            (of_whom,) = [line for line in page.splitlines() if line.startswith("target_info{")]
+            check(f'service_version="{version}"' in of_whom, f"{name} does not know its version: {of_whom}")
+            check(f'service_name="shoal-{name}"' in of_whom, f"{name} shows another one's metrics: {of_whom}")
+        say(f"every service shows its metrics, of version {version}")
 
     def _size_mb(self, image: str) -> int:
         return int(self.project.docker("image", "inspect", "--format", "{{.Size}}", image)) // 10**6
@@ -195,6 +229,8 @@ def try_everything(trial: Trial, max_scale: int) -> None:
     trial.up(1)
     trial.chat()
     trial.is_confined()
+    trial.says_it_is_alive()
+    trial.shows_metrics()
     trial.streams_whole()
     for service in SERVICES:  # the only one: what runs waits for it to come back
         trial.survives(service)

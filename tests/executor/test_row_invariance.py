@@ -91,7 +91,9 @@ def test_more_threads_give_the_same_bits(formats: str, make_driver: MakeDriver) 
 def test_no_schedule_changes_a_bit(formats: str, make_driver: MakeDriver, data: st.DataObject) -> None:
     """Choices join, pause, advance by any number of tokens and leave, in any mixture of prefill and decode."""
     driver = make_driver(settings=FORMATS[formats])
-    lengths = data.draw(st.lists(st.integers(1, 30), min_size=2, max_size=5), label="prompt lengths")
+    lengths = data.draw(
+        st.lists(st.integers(1, 30) | st.integers(55, 90), min_size=2, max_size=5), label="prompt lengths"
+    )
     prompts = [prompt_of(number, length) for number, length in enumerate(lengths)]
     expected = [alone(driver, prompt, sampling) for prompt, sampling in zip(prompts, ASKED, strict=False)]
     seats = [driver.seat(prompt, sampling) for prompt, sampling in zip(prompts, ASKED, strict=False)]

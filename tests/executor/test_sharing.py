@@ -28,9 +28,14 @@ def test_sequences_that_begin_alike_are_one_piece_up_to_where_they_differ() -> N
 
 
 def test_a_block_that_a_query_is_inside_of_is_not_shared() -> None:
-    tables = tables_of([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
-    members = decoding(95, 80)
-    assert shared_pieces(members, tables, BLOCK_SIZE, 8, 1) == [(members, 80)]
+    tables = tables_of(list(range(10)), list(range(10)))
+    assert shared_pieces(members := decoding(150, 129), tables, BLOCK_SIZE, 8, 1) == [(members, 128)]
+    assert shared_pieces(members := decoding(150, 127), tables, BLOCK_SIZE, 8, 1) == [(members, 64)]
+
+
+def test_a_tile_that_is_shared_in_part_is_not_shared() -> None:
+    tables = tables_of([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 7])
+    assert shared_pieces(members := decoding(95, 90), tables, BLOCK_SIZE, 8, 1) == [(members, 64)]
 
 
 def test_little_in_common_is_not_worth_a_piece() -> None:

@@ -116,7 +116,12 @@ class Harness:
 
 @asynccontextmanager
 async def running_gateway(
-    *, max_payload: int = 1 << 20, starts_mesh: bool = True, tracing: Tracing | None = None, **settings: Any
+    *,
+    max_payload: int = 1 << 20,
+    starts_mesh: bool = True,
+    logs_content: bool = False,
+    tracing: Tracing | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Harness]:
     """A gateway with these settings, on a free port."""
     tracing = tracing or Tracing(SpanStore(100), sample_ratio=1.0)
@@ -124,7 +129,8 @@ async def running_gateway(
     transport, fake = MemoryTransport(broker), FakeMesh(broker)
     await transport.connect()
     identity = Identity(Service.GATEWAY, new_instance_id(Service.GATEWAY), "gateway")
-    gateway = Gateway(identity, transport, clock, GatewayConfig(port=0, **settings), tracing)
+    own_settings = GatewayConfig(port=0, **settings)
+    gateway = Gateway(identity, transport, clock, own_settings, logs_content=logs_content, tracing=tracing)
     await Answering(identity, transport, tracing).start()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services.gateway.accounts import account_of
 from services.gateway.config import GatewayConfig
+from services.gateway.metrics import GatewayMetrics
 from services.gateway.requests import OpenRequests
 from services.gateway.streams import End, Reader, Stream
 from services.gateway.submissions import Outgoing
@@ -68,7 +70,14 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.schedulers = [SCHEDULER]
-        self.table = OpenRequests(GATEWAY, CONFIG, lambda _model: self.schedulers[0] if self.schedulers else None)
+        self.metrics = GatewayMetrics()
+        self.table = OpenRequests(
+            GATEWAY,
+            CONFIG,
+            lambda _model: self.schedulers[0] if self.schedulers else None,
+            on_end=lambda request, end: self.metrics.request_ended(account_of(request, end, self.now)),
+            on_first_token=lambda request: self.metrics.first_token(request, "chat", self.now),
+        )
         self.attempts: dict[RequestId, int] = dict.fromkeys(IDS, 1)
         """The latest that was submitted."""
         self.homes: dict[RequestId, InstanceId] = dict.fromkeys(IDS, SCHEDULER)
@@ -205,6 +214,15 @@ class Life(RuleBasedStateMachine):
     def ends_at_most_once(self) -> None:
         assert all(count <= 1 for count in self.ends.values())
         assert sum(self.table.num_ended.values()) == sum(self.ends.values())
+
+    @invariant()
+    def metrics_count_each_end_and_each_first_token_once(self) -> None:
+        assert sum(self.metrics.ended.counts.values()) == sum(self.ends.values())
+        of_requests, of_first_tokens, *_ = self.metrics.histograms
+        with_tokens = sum(any(choice.token_ids for choice in stream.choices) for stream in self.streams.values())
+        assert sum(point.count for point in of_requests.points().values()) == sum(self.ends.values())
+        assert sum(point.count for point in of_first_tokens.points().values()) == with_tokens
+        assert all(point.lowest >= 0 for each in self.metrics.histograms for point in each.points().values())
 
     @invariant()
     def errors_belong_to_failures(self) -> None:

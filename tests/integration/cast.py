@@ -202,7 +202,7 @@ class Cast:
         clock = SystemClock()
         match service:
             case Service.GATEWAY:
-                return Gateway(identity, transport, clock, self.gateway_config, tracing)
+                return Gateway(identity, transport, clock, self.gateway_config, tracing=tracing)
             case Service.SCHEDULER:
                 return SchedulerService(identity, transport, clock, self.scheduler_config, tracing=tracing)
             case Service.EXECUTOR:

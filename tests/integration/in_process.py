@@ -49,7 +49,13 @@ class InProcessMesh:
         self.scheduler: SchedulerService
         self.detokenizer: DetokenizerService
         self.executor: Executor
+        self.tokenizer: TokenizerService
         self.tracings: dict[Service, Tracing] = {}
+
+    @property
+    def actors(self) -> list[Actor[Any]]:
+        """All of them."""
+        return [self.scheduler, self.executor, self.detokenizer, self.tokenizer, self.gateway]
 
     @property
     def url(self) -> str:
@@ -162,7 +168,7 @@ async def in_process_mesh(
             max_silence_s=900,
             tracing=mesh.tracings[Service.DETOKENIZER],
         )
-        tokenizer = TokenizerService(
+        mesh.tokenizer = TokenizerService(
             *await parts(Service.TOKENIZER),
             clock,
             model=MODEL,
@@ -177,15 +183,15 @@ async def in_process_mesh(
             gateway or GatewayConfig(port=0),
             tracing=mesh.tracings[Service.GATEWAY],
         )
-        actors: list[Actor[Any]] = [mesh.scheduler, mesh.executor, mesh.detokenizer, tokenizer, mesh.gateway]
+        actors = mesh.actors
         for actor in actors:
             await stack.enter_async_context(actor)
-        running = [asyncio.create_task(actor.run(), name=actor.identity.name) for actor in actors]
+        running = [asyncio.create_task(actor.run(), name=actor.identity.name) for actor in mesh.actors]
         try:
             await mesh.until_ready()
             yield mesh
         finally:
-            for actor in actors:
+            for actor in mesh.actors:
                 actor.drain(0)
             await asyncio.gather(*running)
 

@@ -1,22 +1,29 @@
 """Logs: one event a line, whatever is in it."""
 
+import ast
 import io
 import json
 import logging
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from shared import log as logs
-from shared.log import without_passwords
+from shared.log import about, without_passwords
 
 
 @pytest.fixture(autouse=True)
 def _root_logger_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    hooks = threading.excepthook, sys.excepthook, sys.unraisablehook
     yield
+    threading.excepthook, sys.excepthook, sys.unraisablehook = hooks
+    logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -76,7 +83,7 @@ def test_json_times_are_utc_to_the_millisecond() -> None:
 
 def test_pretty_is_aligned_text_with_the_extras_behind() -> None:
     stream = _configure("pretty")
-    log.info("started", extra={"model": "tiny", "num_blocks": 4})
+    log.info("started", extra={"model": "tiny", "code": None, "num_blocks": 4})
     assert stream.getvalue()[8:] == " executor-1      started  model=tiny num_blocks=4\n"
 
 
@@ -144,3 +151,96 @@ def test_half_a_surrogate_pair_reaches_standard_error_without_trouble(capsys: py
 )
 def test_passwords_in_addresses_are_hidden(text: str, shown: str) -> None:
     assert without_passwords(text) == shown
+
+
+def test_events_about_a_request_have_its_id_and_that_of_its_trace_if_it_has_one() -> None:
+    stream = _configure("json")
+    log.info("request ended", extra=about("req-1"))
+    log.info("request ended", extra=about("req-2", "4bf92f3577b34da6a3ce929d0e0e4736") | {"model": "tiny"})
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first["request_id"] == "req-1"
+    assert "trace_id" not in first
+    assert (second["request_id"], second["trace_id"], second["model"]) == (
+        "req-2",
+        "4bf92f3577b34da6a3ce929d0e0e4736",
+        "tiny",
+    )
+
+
+@pytest.mark.parametrize("name", ["nats", "aiohttp.server", "asyncio", "opentelemetry.sdk", "some.library"])
+def test_what_libraries_log_has_the_same_form(name: str) -> None:
+    stream = _configure("json")
+    try:
+        raise OSError("gone\naway")
+    except OSError:
+        logging.getLogger(name).error("Error handling request from %s", "127.0.0.1", exc_info=True)
+    (line,) = stream.getvalue().splitlines()
+    event = json.loads(line)
+    assert (event["logger"], event["event"]) == (name, "Error handling request from 127.0.0.1")
+    assert event["exception"].endswith("OSError: gone\naway")
+
+
+def test_warnings_are_events() -> None:
+    stream = _configure("json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)
+        warnings.warn("this will go away", UserWarning, stacklevel=1)
+    (line,) = stream.getvalue().splitlines()
+    event = json.loads(line)
+    assert event["logger"] == "py.warnings"
+    assert "this will go away" in event["event"]
+
+
+def test_what_nobody_catches_is_an_event() -> None:
+    stream = _configure("json")
+    logs.log_what_nobody_catches()
+
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    try:
+        fail()
+    except ZeroDivisionError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2, "who presses Ctrl-C knows"
+    for line in lines:
+        event = json.loads(line)
+        assert (event["level"], event["event"]) == ("critical", "an exception that nobody caught")
+        assert event["exception"].endswith("ZeroDivisionError: a bug")
+
+
+def _log_calls() -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a logger in services and what they share, with where it is."""
+    root = Path(__file__).parents[2]
+    for folder in ("services", "shared"):
+        for path in sorted((root / folder).rglob("*.py")):
+            if "cli" in path.parts:
+                continue  # commands talk to people
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log."):
+                    yield f"{path.relative_to(root)}:{node.lineno}", node
+
+
+def test_every_event_is_a_fixed_sentence_with_the_rest_as_fields() -> None:
+    calls = list(_log_calls())
+    assert len(calls) > 50
+    reserved = vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
+    for place, call in calls:
+        assert isinstance(call.func, ast.Attribute)
+        sentences = call.args[1:] if call.func.attr == "log" else call.args
+        assert len(sentences) == 1, place
+        assert isinstance(sentences[0], ast.Constant), place
+        assert isinstance(sentences[0].value, str), place
+        assert "%" not in sentences[0].value, place
+        assert {keyword.arg for keyword in call.keywords} <= {"extra", "exc_info"}, place
+        for node in ast.walk(call):
+            if isinstance(node, ast.Dict):
+                keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+                assert not keys & reserved, place
+                assert "prompt" not in keys or place.startswith("services/gateway/accounts.py"), place

@@ -21,6 +21,7 @@ from shared.ids import InstanceId, Service
 from shared.messages import AttachExecutor, Presence
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
+from tests.shared.telemetry.scrape import fetch, scrape
 from tests.shared.transport.receiver import PATIENCE_S, Receiver, settle
 
 Spawn = Callable[..., Awaitable[Process]]
@@ -241,12 +242,12 @@ async def test_a_service_touches_its_health_file_while_it_works_and_not_before(s
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE_S):
         assert await process.stdout.readline() == b"building\n"
-    await asyncio.sleep(2 * health.TOUCH_INTERVAL_S)  # long enough to touch it, were it to
+    await _until_touched_again(health.alive_file(file))  # it loads for as long as it likes, and is alive
     assert not file.exists()
 
     await spawn(SHOAL_HEALTH_FILE=str(file))
     await _until_touched(file)
-    file.unlink()
+    await asyncio.to_thread(file.unlink)
     await _until_touched(file)
 
 
@@ -261,9 +262,26 @@ async def test_without_a_connection_a_service_is_not_healthy(
     await _until(process, "lost the connection to NATS")
     await asyncio.sleep(health.TOUCH_INTERVAL_S)  # what it began to say before
     file.unlink(missing_ok=True)
-    await asyncio.sleep(3 * health.TOUCH_INTERVAL_S)
+    for _ in range(3):
+        await _until_touched_again(health.alive_file(file))  # without the broker too, so that nobody restarts it
     assert not file.exists()
     private_nats_server.start()
+    await _until_touched(file)
+
+
+async def test_a_service_that_waits_for_the_broker_from_its_start_is_alive(
+    spawn: Spawn, tmp_path: Path, private_nats_server: NatsServer
+) -> None:
+    file = tmp_path / "healthy"
+    await spawn(SHOAL_HEALTH_FILE=str(file), SHOAL_NATS_URL=private_nats_server.url)
+    for _ in range(3):
+        await _until_touched_again(health.alive_file(file))
+    assert not file.exists()
+
+
+async def _until_touched_again(file: Path) -> None:
+    await _until_touched(file)
+    await asyncio.to_thread(file.unlink)
     await _until_touched(file)
 
 
@@ -275,3 +293,14 @@ async def _until_touched(file: Path) -> None:
             time.sleep(0.05)
 
     await asyncio.to_thread(wait)
+
+
+async def test_metrics_and_probes_have_a_port_of_their_own(spawn: Spawn) -> None:
+    port = free_port()
+    process = await spawn(SHOAL_METRICS_PORT=str(port))
+    await _until(process, "showing metrics")
+    page = await scrape(f"http://127.0.0.1:{port}")
+    assert page.value("shoal_broker_connected") == 1
+    assert (await fetch(f"http://127.0.0.1:{port}/readyz"))[0] == 200
+    process.send_signal(signal.SIGTERM)
+    assert (await _end(process))[0] == 0

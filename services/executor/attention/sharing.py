@@ -6,9 +6,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_RECORD: Final = 16
-_LEAST_SHARED: Final = 64
-"""Tokens that are worth the trouble."""
+_TILE: Final = 64
+"""Tokens that attention reads together: only whole ones are shared, so that each query's are the same ones as alone."""
 
 
 class Member(NamedTuple):
@@ -27,7 +26,7 @@ def shared_pieces(
 ) -> list[tuple[list[Member], int]]:
     """The members, sorted into pieces of at most `max_queries` queries, and how many tokens all of a piece begin with.
 
-    `tables` are the block tables [sequences, blocks]. Only whole blocks before every query of a piece are shared. There
+    `tables` are the block tables [sequences, blocks]. Whole blocks and tiles before every query are shared. There
     are about `num_shares` pieces at least, where there are so many members, so that every thread has some.
     """
     if not members:
@@ -57,5 +56,5 @@ def _with_shared(piece: list[Member], tables: npt.NDArray[np.int32], block_size:
     num_blocks = min(member.position for member in piece) // block_size
     own = tables[[member.sequence for member in piece], :num_blocks]
     differs = (own != own[0]).any(axis=0)
-    num_shared = (int(differs.argmax()) if differs.any() else num_blocks) * block_size // _RECORD * _RECORD
-    return [(piece, num_shared)] if num_shared >= _LEAST_SHARED else [([member], 0) for member in piece]
+    num_shared = (int(differs.argmax()) if differs.any() else num_blocks) * block_size // _TILE * _TILE
+    return [(piece, num_shared)] if num_shared > 0 else [([member], 0) for member in piece]

@@ -7,10 +7,16 @@ integer times three numbers; in float32 a score is one sum over the head's dimen
 Layout of a record: keys, as columns of a product: int8 [D / 4, 16, 4] plus 128, or float32 [D, 16]; then for int8 their
 16 steps, float32; then values [16, D]; then for int8 their 16 steps.
 
-Whatever a query's neighbours are, its own numbers are computed from position 0 on, record by record, token by token; a
-record's tokens beyond what the query sees count with weight 0. D is a multiple of 16.
+A query's weights are found a tile of records at a time, in one pass over keys and values: weights are relative to the
+largest score so far, and what was added up before is scaled down where a larger one comes. Whatever a query's
+neighbours are, its own numbers are computed from position 0 on, tile by tile, record by record, token by token; tokens
+beyond what the query sees count with weight 0. D is a multiple of 16.
+
+The cache is far larger than the processor's own caches, so each part that reads a record also has as much of a later
+one brought near: all at once, this would hold up what is computed.
 """
 
+import functools
 from typing import Any, Final, Literal
 
 from services.executor.kernels.vectors import LANES, Vectors, kernel_part
@@ -19,6 +25,8 @@ Kind = Literal["int8", "float32"]
 
 TOKENS: Final = LANES
 """Tokens of a record."""
+TILE_TOKENS: Final = 4 * TOKENS
+"""Tokens whose weights are found together."""
 MAX_ROWS: Final = 6
 """Queries that share each key and value that is loaded."""
 FACTS_BYTES: Final = 8
@@ -141,18 +149,27 @@ def take_query_float32(v: Vectors, query: Any, num_vectors: Any, scale: Any, tak
 
 
 def make_score(kind: Kind) -> Any:
-    """For kernels: `score(num_rows, taken, facts, record, D / 16, out, out_stride)`: 16 scores of each query.
+    """For kernels: `score(num_rows, taken, facts, record, D / 16, out, out_stride, later)`: 16 scores of each query.
 
-    1 to MAX_ROWS queries lie one after the other, as `take_query` left them.
+    1 to MAX_ROWS queries lie one after the other, as `take_query` left them. The keys of the record `later` are brought
+    near.
     """
     spell_rows = _score_int8 if kind == "int8" else _score_float32
 
     @kernel_part
     def score(
-        v: Vectors, num_rows: Any, taken: Any, facts: Any, record: Any, num_vectors: Any, out: Any, out_stride: Any
+        v: Vectors,
+        num_rows: Any,
+        taken: Any,
+        facts: Any,
+        record: Any,
+        num_vectors: Any,
+        out: Any,
+        out_stride: Any,
+        later: Any,
     ) -> None:
         def spell(count: int) -> None:
-            for row, scores in enumerate(spell_rows(v, count, taken, facts, record, num_vectors)):
+            for row, scores in enumerate(spell_rows(v, count, taken, facts, record, num_vectors, later)):
                 v.store(scores, v.add(out, v.mul(out_stride, row)))
 
         v.choose(num_rows, range(1, MAX_ROWS + 1), spell)
@@ -160,13 +177,16 @@ def make_score(kind: Kind) -> Any:
     return score
 
 
-def _score_int8(v: Vectors, num_rows: int, taken: Any, facts: Any, record: Any, num_vectors: Any) -> list[Any]:
+def _score_int8(
+    v: Vectors, num_rows: int, taken: Any, facts: Any, record: Any, num_vectors: Any, later: Any
+) -> list[Any]:
     rows, size = range(num_rows), v.mul(num_vectors, LANES)
     starts = [v.broadcast(v.load_int(facts, FACTS_BYTES * row)) for row in rows]
     queries = [v.add(taken, v.mul(size, row)) for row in rows]
     # Two sums for each query, since a dot takes five cycles and few queries leave the processor waiting for the last.
     with v.loop(v.mul(num_vectors, 2), *starts, *(v.int_zeros() for _ in rows)) as loop:
         keys = v.add(record, v.mul(loop.index, 128))
+        v.prefetch(v.add(later, v.mul(loop.index, 128)), 128)
         fours = [v.add(query, v.mul(loop.index, 8)) for query in queries]
         parts = [
             v.dot(
@@ -186,41 +206,43 @@ def _score_int8(v: Vectors, num_rows: int, taken: Any, facts: Any, record: Any, 
     return scores
 
 
-def _score_float32(v: Vectors, num_rows: int, taken: Any, _facts: Any, record: Any, num_vectors: Any) -> list[Any]:
+def _score_float32(
+    v: Vectors, num_rows: int, taken: Any, _facts: Any, record: Any, num_vectors: Any, later: Any
+) -> list[Any]:
     rows = range(num_rows)
     queries = [v.add(taken, v.mul(num_vectors, 4 * LANES * row)) for row in rows]
     with v.loop(v.mul(num_vectors, LANES), *(v.zeros() for _ in rows)) as loop:
         keys = v.load_floats(v.add(record, v.mul(loop.index, 64)))
+        v.prefetch(v.add(later, v.mul(loop.index, 64)), 64)
         at = v.mul(loop.index, 4)
         loop.carry(*(v.fma(v.load_float(v.add(queries[row], at)), keys, loop.carried[row]) for row in rows))
     return loop.results
 
 
 @kernel_part
-def weigh(v: Vectors, scores: Any, num_records: Any, num_visible: Any, total: Any) -> None:
-    """`weigh(scores, num_records, num_visible, total)`: one query's scores become `exp(score - largest)`, in place.
+def weigh(v: Vectors, scores: Any, num_visible: Any, state: Any, sums: Any, num_vectors: Any) -> None:
+    """`weigh(scores, num_visible, state, sums, D / 16)`: a tile's scores of one query become weights, in place.
 
-    Those from `num_visible` on become 0. Their sum goes to `total`, a float32.
+    A weight is `exp(score - largest)`, with the largest score up to this tile; the total in `state` and the `sums` are
+    scaled to it. Scores from `num_visible` on, which may be all of them or none, become 0. `state` is two float32: the
+    largest score and the total of all weights, -inf and 0 at first.
     """
-    lowest = v.constant(float("-inf"))
-    # Whole records first (there may be none), then the last, which may be seen in part, then zeros.
-    num_whole = v.builder.sdiv(v.add(num_visible, -1), v.int64(TOKENS))
-    lanes = v.first_lanes(v.add(num_visible, v.mul(num_whole, -TOKENS)))
-    last = v.add(scores, v.mul(num_whole, 64))
-    part = v.where(lanes, v.load_floats(last), lowest)
-    with v.loop_if_any(num_whole, part) as loop:
-        loop.carry(v.larger(v.load_floats(v.add(scores, v.mul(loop.index, 64))), loop.carried[0]))
-    largest = v.negative(v.broadcast(v.largest_lane(loop.results[0])))
-    with v.loop_if_any(num_whole, v.zeros()) as loop:
-        at = v.add(scores, v.mul(loop.index, 64))
-        weights = v.exponential(v.sum(v.load_floats(at), largest))
-        v.store(weights, at)
-        loop.carry(v.sum(loop.carried[0], weights))
-    weights = v.where(lanes, v.exponential(v.sum(part, largest)), v.zeros())
-    v.store(weights, last)
-    v.store(v.lane_sum(v.sum(loop.results[0], weights)), total)
-    with v.loop_if_any(v.add(num_records, v.mul(v.add(num_whole, 1), -1))) as loop:
-        v.store(v.zeros(), v.add(last, v.mul(v.add(loop.index, 1), 64)))
+    lowest, parts = v.constant(float("-inf")), range(TILE_TOKENS // TOKENS)
+    visible = [v.first_lanes(v.add(num_visible, -TOKENS * part)) for part in parts]
+    numbers = [v.where(visible[part], v.load_floats(scores, 64 * part), lowest) for part in parts]
+    before = v.load_float(state)
+    largest = v.larger(before, v.broadcast(v.largest_lane(functools.reduce(v.larger, numbers))))
+    opposite = v.negative(largest)
+    factor = v.exponential(v.sum(before, opposite))
+    weights = [v.where(visible[part], v.exponential(v.sum(numbers[part], opposite)), v.zeros()) for part in parts]
+    for part in parts:
+        v.store(weights[part], scores, 64 * part)
+    total = v.broadcast(v.lane_sum(functools.reduce(v.sum, weights)))
+    v.store(v.first_lane(largest), state)
+    v.store(v.first_lane(v.fma(v.load_float(state, 4), factor, total)), state, 4)
+    with v.loop(num_vectors) as loop:
+        at = v.add(sums, v.mul(loop.index, 64))
+        v.store(v.product(v.load_floats(at), factor), at)
 
 
 @kernel_part
@@ -238,10 +260,11 @@ def scale_weights(v: Vectors, weights: Any, stride: Any, steps: Any, num_rows: A
 
 
 def make_add_values(kind: Kind, num_vectors: int) -> Any:
-    """For kernels: `add_values(num_rows, weights, stride, values, row_bytes, sums, sums_stride, num_tokens)`.
+    """For kernels: `add_values(num_rows, weights, stride, values, row_bytes, sums, sums_stride, num_tokens, later)`.
 
     Adds `num_vectors` vectors of a record's first `num_tokens` values, weighted, to the sums of 1 to MAX_ROWS queries.
-    `values` is the first of those vectors of the record's first value, and values lie `row_bytes` apart.
+    `values` is the first of those vectors of the record's first value, and values lie `row_bytes` apart. The same
+    vectors of the record's values at `later` are brought near.
     """
     item, parts = 1 if kind == "int8" else 4, range(num_vectors)
 
@@ -256,6 +279,7 @@ def make_add_values(kind: Kind, num_vectors: int) -> Any:
         sums: Any,
         sums_stride: Any,
         num_tokens: Any,
+        later: Any,
     ) -> None:
         load = v.load_int8s if kind == "int8" else v.load_floats
 
@@ -265,7 +289,9 @@ def make_add_values(kind: Kind, num_vectors: int) -> Any:
             weight_rows = [v.add(weights, v.mul(stride, row)) for row in rows]
             starts = [v.load_floats(targets[row], 64 * part) for row in rows for part in parts]
             with v.loop(num_tokens, *starts) as loop:
-                at = v.add(values, v.mul(loop.index, row_bytes))
+                offset = v.mul(loop.index, row_bytes)
+                at = v.add(values, offset)
+                v.prefetch(v.add(later, offset), LANES * item * num_vectors)
                 vectors = [load(at, LANES * item * part) for part in parts]
                 totals = []
                 for row in rows:
@@ -283,16 +309,15 @@ def make_add_values(kind: Kind, num_vectors: int) -> Any:
 
 
 @kernel_part
-def prefetch_record(v: Vectors, record: Any, num_vectors: Any) -> None:
-    """`prefetch_record(record, D / 16)`: have a record of int8 brought near (of float32, its beginning)."""
-    with v.loop(v.add(v.mul(num_vectors, 8), 2)) as loop:
-        v.prefetch(v.add(record, v.mul(loop.index, 64)), 64)
+def prefetch_line(v: Vectors, address: Any) -> None:
+    """`prefetch_line(address)`: have the cache line at an address brought near."""
+    v.prefetch(address, 64)
 
 
 @kernel_part
-def divide_row(v: Vectors, sums: Any, num_vectors: Any, total: Any, out: Any) -> None:
-    """`divide_row(sums, D / 16, total, out)`: one query's sums over the sum of its weights."""
-    divisor = v.load_float(total)
+def divide_row(v: Vectors, sums: Any, num_vectors: Any, state: Any, out: Any) -> None:
+    """`divide_row(sums, D / 16, state, out)`: one query's sums over the sum of its weights."""
+    divisor = v.load_float(state, 4)
     with v.loop(num_vectors) as loop:
         offset = v.mul(loop.index, 64)
         v.store(v.quotient(v.load_floats(v.add(sums, offset)), divisor), v.add(out, offset))

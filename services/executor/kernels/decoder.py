@@ -56,15 +56,17 @@ def _normalize(
     team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work, norm: int, adds: bool
 ) -> None:
     """Residual plus, if `adds`, what came last; normalized, as bytes."""
-    groups = shape.hidden_groups
-    row = claim(team, phase)
-    while row < inputs.counts[0]:
-        residual = work.residual.ctypes.data + row * groups * 128
-        if adds:
-            add_row(work.delta.ctypes.data + row * groups * 128, residual, groups)
-        ints, steps = work.ints.ctypes.data + row * groups * 32, work.steps.ctypes.data + row * groups * 8
-        normalize_row(residual, norm, groups, parts.norm_facts.ctypes.data, ints, steps)
-        row = claim(team, phase)
+    groups, num_tokens = shape.hidden_groups, inputs.counts[0]
+    run = run_length(team, num_tokens)
+    first = claim(team, phase) * run
+    while first < num_tokens:
+        for row in range(first, min(first + run, num_tokens)):
+            residual = work.residual.ctypes.data + row * groups * 128
+            if adds:
+                add_row(work.delta.ctypes.data + row * groups * 128, residual, groups)
+            ints, steps = work.ints.ctypes.data + row * groups * 32, work.steps.ctypes.data + row * groups * 8
+            normalize_row(residual, norm, groups, parts.norm_facts.ctypes.data, ints, steps)
+        first = claim(team, phase) * run
 
 
 @nested
@@ -137,12 +139,14 @@ def _gate_and_up_of(
 
 @nested
 def _quantize_attended(team: Words, phase: int, shape: Shape, inputs: Inputs, work: Work) -> None:
-    groups = shape.num_heads * shape.head_dim // 32
-    row = claim(team, phase)
-    while row < inputs.counts[0]:
-        ints, steps = work.ints.ctypes.data + row * groups * 32, work.steps.ctypes.data + row * groups * 8
-        quantize_row(work.attended.ctypes.data + row * groups * 128, groups, ints, steps)
-        row = claim(team, phase)
+    groups, num_tokens = shape.num_heads * shape.head_dim // 32, inputs.counts[0]
+    run = run_length(team, num_tokens)
+    first = claim(team, phase) * run
+    while first < num_tokens:
+        for row in range(first, min(first + run, num_tokens)):
+            ints, steps = work.ints.ctypes.data + row * groups * 32, work.steps.ctypes.data + row * groups * 8
+            quantize_row(work.attended.ctypes.data + row * groups * 128, groups, ints, steps)
+        first = claim(team, phase) * run
 
 
 @nested

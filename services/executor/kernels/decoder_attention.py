@@ -5,16 +5,17 @@ of several that begin with the same blocks, which are then read once for all of 
 either way: its scores do not know of one another, and its values are added up in the order of the tokens.
 """
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from services.executor.kernels.cached_attention import (
+    TILE_TOKENS,
     Kind,
     divide_row,
     make_add_values,
     make_score,
-    prefetch_record,
+    prefetch_line,
     rotate_head,
     scale_weights,
     store_key_float32,
@@ -28,15 +29,39 @@ from services.executor.kernels.cached_attention import (
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
 from services.executor.kernels.jit import Floats, nested
 from services.executor.kernels.memory import load_float, store_float
-from services.executor.kernels.team import Words, claim
+from services.executor.kernels.team import Words, claim, num_threads, run_length
+
+
+class Queries(NamedTuple):
+    """Some queries on their way through the cache: how many, and the addresses of what belongs to the first of them."""
+
+    rows: int
+    taken: int
+    """As `take_query` leaves them."""
+    facts: int
+    states: int
+    """As `weigh` keeps them."""
+    sums: int
+    scores: int
+    """A tile for each query: scores, then weights."""
+
+
+class Keys(NamedTuple):
+    """The tokens from `first` to before `end` of a sequence, in one kv head."""
+
+    sequence: int
+    head: int
+    first: int
+    end: int
+
 
 MAX_PIECE_ROWS: Final = 24
 """Queries, of all heads that share a kv head, in one piece."""
 
 
-def piece_bytes(rows: int, head_dim: int, max_tokens: int) -> int:
+def piece_bytes(rows: int, head_dim: int) -> int:
     """The scratch memory that a piece of so many queries takes."""
-    return rows * (head_dim * 8 + 16 + 4 * (max_tokens + 16))
+    return rows * (head_dim * 8 + 16 + TILE_TOKENS * 4)
 
 
 @nested
@@ -81,11 +106,11 @@ def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inpu
 def make_attention(kind: Kind) -> tuple[Any, Any]:
     """`rotate_and_store(team, phase, …)` and `attend(team, phase, thread, …)` for one kind of cache."""
     record_of, values_offset = _make_layout(kind)
-    return _make_rotate_and_store(kind, record_of, values_offset), _make_attend(kind, record_of, values_offset)
+    return _make_rotate_and_store(kind, record_of, values_offset), _make_attend(kind, values_offset)
 
 
 def _make_layout(kind: Kind) -> tuple[Any, Any]:
-    """Where records are, and the values in them: `cached_attention.record_bytes`, for kernels."""
+    """Where a token's record is, and the values in it: `cached_attention.record_bytes`, for kernels."""
     item, steps = (1, 64) if kind == "int8" else (4, 0)
 
     @nested
@@ -108,20 +133,22 @@ def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> An
     def rotate_and_store(
         team: Words, phase: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
-        head_bytes = shape.head_dim * 4
-        row = claim(team, phase)
-        while row < inputs.counts[0]:
-            x = work.qkv.ctypes.data + row * shape.qkv_width * 4
-            _turn(x, row, parts, layer, shape, inputs)
-            slot = inputs.slot_mapping[row]
-            block, offset = slot // shape.block_size, slot % shape.block_size
-            for head in range(shape.num_kv_heads):
-                record = record_of(layer, shape, block, head, offset)
-                key = x + (shape.num_heads + head) * head_bytes
-                value = key + shape.num_kv_heads * head_bytes
-                store_key(key, shape.head_dim // 16, record, offset % 16)
-                store_value(value, shape.head_dim // 16, record + values_offset(shape), offset % 16)
-            row = claim(team, phase)
+        head_bytes, num_tokens = shape.head_dim * 4, inputs.counts[0]
+        run = run_length(team, num_tokens)
+        first = claim(team, phase) * run
+        while first < num_tokens:
+            for row in range(first, min(first + run, num_tokens)):
+                x = work.qkv.ctypes.data + row * shape.qkv_width * 4
+                _turn(x, row, parts, layer, shape, inputs)
+                slot = inputs.slot_mapping[row]
+                block, offset = slot // shape.block_size, slot % shape.block_size
+                for head in range(shape.num_kv_heads):
+                    record = record_of(layer, shape, block, head, offset)
+                    key = x + (shape.num_heads + head) * head_bytes
+                    value = key + shape.num_kv_heads * head_bytes
+                    store_key(key, shape.head_dim // 16, record, offset % 16)
+                    store_value(value, shape.head_dim // 16, record + values_offset(shape), offset % 16)
+            first = claim(team, phase) * run
 
     return rotate_and_store
 
@@ -130,11 +157,11 @@ def _make_score(kind: Kind) -> Any:
     score_few, item = make_score(kind), 1 if kind == "int8" else 4
 
     @nested
-    def score(taken: int, facts: int, record: int, vectors: int, out: int, stride: int, rows: int) -> None:
-        """16 scores of any number of queries."""
+    def score(taken: int, facts: int, record: int, vectors: int, out: int, rows: int, later: int) -> None:
+        """16 scores of any number of queries, those of each in a tile of its own."""
         for row in range(0, rows, 6):
             query = taken + row * vectors * 16 * item
-            score_few(min(6, rows - row), query, facts + row * 8, record, vectors, out + row * stride, stride)
+            score_few(min(6, rows - row), query, facts + row * 8, record, vectors, out + row * 256, 256, later)
 
     return score
 
@@ -143,18 +170,20 @@ def _make_add_values(kind: Kind) -> Any:
     add_wide, add_narrow, item = make_add_values(kind, 4), make_add_values(kind, 1), 1 if kind == "int8" else 4
 
     @nested
-    def add_values(weights: int, stride: int, values: int, vectors: int, sums: int, rows: int, num_tokens: int) -> None:
+    def add_values(weights: int, values: int, vectors: int, sums: int, rows: int, num_tokens: int, later: int) -> None:
         """A record's values, weighted, to the sums of any number of queries."""
         for row in range(0, rows, 6):
-            count, weight, total = min(6, rows - row), weights + row * stride, sums + row * vectors * 64
+            count, weight, total = min(6, rows - row), weights + row * 256, sums + row * vectors * 64
             vector = 0
             while vectors - vector >= 4:
-                at, to = values + vector * 16 * item, total + vector * 64
-                add_wide(count, weight, stride, at, vectors * 16 * item, to, vectors * 64, num_tokens)
+                offset, to = vector * 16 * item, total + vector * 64
+                row_bytes, ahead = vectors * 16 * item, later + offset
+                add_wide(count, weight, 256, values + offset, row_bytes, to, vectors * 64, num_tokens, ahead)
                 vector += 4
             while vector < vectors:
-                at, to = values + vector * 16 * item, total + vector * 64
-                add_narrow(count, weight, stride, at, vectors * 16 * item, to, vectors * 64, num_tokens)
+                offset, to = vector * 16 * item, total + vector * 64
+                row_bytes, ahead = vectors * 16 * item, later + offset
+                add_narrow(count, weight, 256, values + offset, row_bytes, to, vectors * 64, num_tokens, ahead)
                 vector += 1
 
     return add_values
@@ -164,178 +193,202 @@ def _make_take_queries(kind: Kind) -> Any:
     take_query, item = (take_query_int8, 1) if kind == "int8" else (take_query_float32, 4)
 
     @nested
-    def take_queries(
-        taken: int, facts: int, sums: int, first: int, rows: int, head: int, parts: Parts, shape: Shape, work: Work
-    ) -> None:
-        """The queries of a piece as `score` wants them, and sums of zero."""
+    def take_queries(queries: Queries, first: int, head: int, parts: Parts, shape: Shape, work: Work) -> None:
+        """The queries of a sequence from row `first` of the batch on, as `score` wants them, that saw nothing yet."""
         group, head_bytes = shape.num_heads // shape.num_kv_heads, shape.head_dim * 4
-        for row in range(rows):
+        for row in range(queries.rows):
             query = work.qkv.ctypes.data + (first + row // group) * shape.qkv_width * 4
             query += (head * group + row % group) * head_bytes
-            at = taken + row * shape.head_dim * item
-            take_query(query, shape.head_dim // 16, parts.scale.ctypes.data, at, facts + row * 8)
+            at, facts = queries.taken + row * shape.head_dim * item, queries.facts + row * 8
+            take_query(query, shape.head_dim // 16, parts.scale.ctypes.data, at, facts)
+            store_float(queries.states + row * 8, -np.float32(np.inf))
+            store_float(queries.states + row * 8 + 4, np.float32(0))
             for i in range(shape.head_dim):
-                store_float(sums + row * head_bytes + 4 * i, np.float32(0))
+                store_float(queries.sums + row * head_bytes + 4 * i, np.float32(0))
 
     return take_queries
 
 
-def _make_score_records(kind: Kind, record_of: Any) -> Any:
-    score = _make_score(kind)
+def _make_look(kind: Kind, values_offset: Any) -> Any:
+    score, add_values, is_int8 = _make_score(kind), _make_add_values(kind), kind == "int8"
 
     @nested
-    def score_records(
-        first: int,
-        end: int,
-        sequence: int,
-        rows: int,
-        taken: int,
-        facts: int,
-        scores: int,
-        stride: int,
-        head: int,
+    def record_at(keys: Keys, start: int, layer: Any, shape: Shape, inputs: Inputs) -> Any:
+        """The record of the tokens from `start` on."""
+        of_head = keys.head * (shape.block_size // 16) * 2 * values_offset(shape)
+        return layer.cache + inputs.records[keys.sequence, start // 16] + of_head
+
+    @nested
+    def look(
+        queries: Queries,
+        keys: Keys,
+        following: Keys,
+        far: Keys,
+        visible: int,
+        group: int,
         layer: Any,
         shape: Shape,
         inputs: Inputs,
     ) -> None:
-        """Scores of some queries with the tokens from `first` to before `end` of a sequence."""
-        vectors = shape.head_dim // 16
-        for start in range(first, end, 16):
-            block = inputs.block_tables[sequence, start // shape.block_size]
-            record = record_of(layer, shape, block, head, start % shape.block_size)
-            ahead = start + 64
-            if ahead < end:
-                block = inputs.block_tables[sequence, ahead // shape.block_size]
-                prefetch_record(record_of(layer, shape, block, head, ahead % shape.block_size), vectors)
-            score(taken, facts, record, vectors, scores + start * 4, stride, rows)
+        """Some queries look at some tokens, tile by tile; the tile after each is brought near meanwhile.
 
-    return score_records
+        The first `group` queries see `visible` tokens of the sequence, the next `group` one more, and so on.
+        """
+        vectors, half = shape.head_dim // 16, values_offset(shape)
+        for tile in range(keys.first, keys.end, 64):
+            end, later_keys, later_tile = min(tile + 64, keys.end), following, following.first
+            if tile + 64 < keys.end:
+                later_keys, later_tile = keys, tile + 64
+            for start in range(tile, end, 16):
+                record = record_at(keys, start, layer, shape, inputs)
+                later, later_start = record, later_tile + start - tile
+                if later_start < later_keys.end:
+                    later = record_at(later_keys, later_start, layer, shape, inputs)
+                if start < far.end:
+                    distant = record_at(far, start, layer, shape, inputs)
+                    prefetch_line(distant)
+                    prefetch_line(distant + half)
+                    prefetch_line(distant + 2 * half - 64)
+                at = queries.scores + (start - tile) * 4
+                score(queries.taken, queries.facts, record, vectors, at, queries.rows, later)
+            for row in range(queries.rows):
+                scores, sums = queries.scores + row * 256, queries.sums + row * vectors * 64
+                weigh(scores, visible + row // group - tile, queries.states + row * 8, sums, vectors)
+            for start in range(tile, end, 16):
+                values = record_at(keys, start, layer, shape, inputs) + half
+                later, later_start = values, later_tile + start - tile
+                if later_start < later_keys.end:
+                    later = record_at(later_keys, later_start, layer, shape, inputs) + half
+                at = queries.scores + (start - tile) * 4
+                if is_int8:
+                    prefetch_line(later + half - 64)
+                    prefetch_line(later - 64)
+                    scale_weights(at, 256, values + half - 64, queries.rows)
+                add_values(at, values, vectors, queries.sums, queries.rows, min(16, end - start), later)
 
-
-def _make_add_records(kind: Kind, record_of: Any, values_offset: Any) -> Any:
-    add_values, is_int8 = _make_add_values(kind), kind == "int8"
-
-    @nested
-    def add_records(
-        first: int,
-        end: int,
-        sequence: int,
-        rows: int,
-        scores: int,
-        stride: int,
-        sums: int,
-        head: int,
-        layer: Any,
-        shape: Shape,
-        inputs: Inputs,
-    ) -> None:
-        """Values of the same tokens, weighted, to the sums of some queries."""
-        for start in range(first, end, 16):
-            block = inputs.block_tables[sequence, start // shape.block_size]
-            values = record_of(layer, shape, block, head, start % shape.block_size) + values_offset(shape)
-            if is_int8:
-                scale_weights(scores + start * 4, stride, values + 16 * shape.head_dim, rows)
-            add_values(scores + start * 4, stride, values, shape.head_dim // 16, sums, rows, min(16, end - start))
-
-    return add_records
+    return look
 
 
 @nested
-def _measure(piece: int, shape: Shape, inputs: Inputs) -> Any:
-    """How many rows a piece has, queries of all heads of a group, and the most tokens that one of them sees."""
-    rows, longest = 0, 0
+def _wide(number: int) -> Any:
+    """A number of an array as Python's are: the parts of a tuple must be of one type wherever it is made."""
+    return np.int64(number)
+
+
+@nested
+def _rows_of(queries: Queries, first: int, rows: int, head_dim: int, item: int) -> Queries:
+    """Some of the queries."""
+    return Queries(
+        rows,
+        queries.taken + first * head_dim * item,
+        queries.facts + first * 8,
+        queries.states + first * 8,
+        queries.sums + first * head_dim * 4,
+        queries.scores + first * 256,
+    )
+
+
+@nested
+def _first_keys(number: int, shape: Shape, inputs: Inputs) -> Keys:
+    """What piece `number`, counted over all kv heads, looks at first; nothing if there is no such piece."""
+    if number >= inputs.counts[1] * shape.num_kv_heads:
+        return Keys(0, 0, 0, 0)
+    first_member, _, shared = inputs.pieces[number // shape.num_kv_heads]
+    sequence, _, count, position = inputs.members[first_member]
+    end = shared if shared > 0 else position + count
+    return Keys(_wide(sequence), number % shape.num_kv_heads, 0, _wide(end))
+
+
+@nested
+def _own_keys(number: int, head: int, shared: int, inputs: Inputs) -> Keys:
+    """What a member looks at by itself."""
+    sequence, _, count, position = inputs.members[number]
+    return Keys(_wide(sequence), head, _wide(shared), _wide(position + count))
+
+
+@nested
+def _num_rows(piece: int, group: int, inputs: Inputs) -> int:
+    """Queries of a piece, of all heads of a group."""
+    rows = 0
     for number in range(inputs.pieces[piece, 0], inputs.pieces[piece, 1]):
-        rows += inputs.members[number, 2] * (shape.num_heads // shape.num_kv_heads)
-        longest = max(longest, inputs.members[number, 2] + inputs.members[number, 3])
-    return rows, longest
+        rows += inputs.members[number, 2] * group
+    return rows
 
 
-def _make_attend(kind: Kind, record_of: Any, values_offset: Any) -> Any:
-    take_queries = _make_take_queries(kind)
-    score_records, add_records = _make_score_records(kind, record_of), _make_add_records(kind, record_of, values_offset)
+def _make_attend(kind: Kind, values_offset: Any) -> Any:
+    take_queries, look = _make_take_queries(kind), _make_look(kind, values_offset)
     item = 1 if kind == "int8" else 4
 
     @nested
-    def score_members(
-        piece: int,
-        taken: int,
-        facts: int,
-        totals: int,
-        scores: int,
-        stride: int,
-        head: int,
-        layer: Any,
-        shape: Shape,
-        inputs: Inputs,
-    ) -> None:
-        """Each sequence's scores with what it does not share, and weights from all of its scores."""
-        group, row = shape.num_heads // shape.num_kv_heads, 0
-        first_member, end_member, shared = inputs.pieces[piece]
-        for number in range(first_member, end_member):
-            sequence, _, count, position = inputs.members[number]
-            seen, rows, its_scores = position + count, count * group, scores + row * stride
-            at, its_facts = taken + row * shape.head_dim * item, facts + row * 8
-            score_records(shared, seen, sequence, rows, at, its_facts, its_scores, stride, head, layer, shape, inputs)
-            for query in range(rows):
-                visible, total = position + query // group + 1, totals + (row + query) * 4
-                weigh(its_scores + query * stride, (seen + 15) // 16, visible, total)
-            row += rows
+    def finish(queries: Queries, first: int, head: int, shape: Shape, work: Work) -> None:
+        """The results of a sequence's queries."""
+        group, head_bytes = shape.num_heads // shape.num_kv_heads, shape.head_dim * 4
+        for row in range(queries.rows):
+            out = (first + row // group) * shape.num_heads + head * group + row % group
+            out = work.attended.ctypes.data + out * head_bytes
+            divide_row(queries.sums + row * head_bytes, shape.head_dim // 16, queries.states + row * 8, out)
 
     @nested
-    def add_members(
+    def attend_piece(
+        queries: Queries,
         piece: int,
-        totals: int,
-        sums: int,
-        scores: int,
-        stride: int,
         head: int,
+        following: Keys,
+        parts: Parts,
         layer: Any,
         shape: Shape,
         inputs: Inputs,
         work: Work,
     ) -> None:
-        """Each sequence's values that it does not share, and the results."""
-        group, head_bytes, row = shape.num_heads // shape.num_kv_heads, shape.head_dim * 4, 0
+        """First what all members begin with, for all at once; then each member's own."""
+        group, row = shape.num_heads // shape.num_kv_heads, 0
         first_member, end_member, shared = inputs.pieces[piece]
         for number in range(first_member, end_member):
-            sequence, first, count, position = inputs.members[number]
-            seen, rows, its_sums = position + count, count * group, sums + row * head_bytes
-            its_scores = scores + row * stride
-            add_records(shared, seen, sequence, rows, its_scores, stride, its_sums, head, layer, shape, inputs)
-            for query in range(rows):
-                out = (first + query // group) * shape.num_heads + head * group + query % group
-                out = work.attended.ctypes.data + out * head_bytes
-                divide_row(its_sums + query * head_bytes, shape.head_dim // 16, totals + (row + query) * 4, out)
-            row += rows
+            _, first, count, _ = inputs.members[number]
+            own = _rows_of(queries, row, count * group, shape.head_dim, item)
+            take_queries(own, first, head, parts, shape, work)
+            row += count * group
+        if shared > 0:
+            keys = Keys(_wide(inputs.members[first_member, 0]), head, 0, _wide(shared))
+            its_own = _own_keys(first_member, head, shared, inputs)
+            look(queries, keys, its_own, following, shared, queries.rows, layer, shape, inputs)
+        row = 0
+        for number in range(first_member, end_member):
+            _, first, count, position = inputs.members[number]
+            own = _rows_of(queries, row, count * group, shape.head_dim, item)
+            later = following
+            if number + 1 < end_member:
+                later = _own_keys(number + 1, head, shared, inputs)
+            keys = _own_keys(number, head, shared, inputs)
+            look(own, keys, later, following, position + 1, group, layer, shape, inputs)
+            finish(own, first, head, shape, work)
+            row += count * group
 
     @nested
     def attend(
         team: Words, phase: int, thread: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
-        head_bytes, group = shape.head_dim * 4, shape.num_heads // shape.num_kv_heads
-        number = claim(team, phase)
-        while number < inputs.counts[1] * shape.num_kv_heads:
-            piece, head = number // shape.num_kv_heads, number % shape.num_kv_heads
-            first_member, end_member, shared = inputs.pieces[piece]
-            rows, longest = _measure(piece, shape, inputs)
-            stride = (longest + 15) // 16 * 64
+        """All pieces, each for each kv head. What comes next is claimed before, so that its keys can be brought near.
+
+        A thread takes a piece's kv heads one after the other if there are pieces enough for all, since a block's heads
+        lie side by side.
+        """
+        group, kv_heads, num_pieces = shape.num_heads // shape.num_kv_heads, shape.num_kv_heads, inputs.counts[1]
+        run = kv_heads if num_pieces >= 4 * num_threads(team) else 1
+        number = claim(team, phase) * run
+        end = number + run
+        while number < num_pieces * kv_heads:
+            following = number + 1
+            if following == end:
+                following = claim(team, phase) * run
+                end = following + run
+            rows = _num_rows(number // kv_heads, group, inputs)
             taken = work.scratch.ctypes.data + thread * work.scratch.shape[1]
-            facts = taken + rows * head_bytes
-            totals = facts + rows * 8
-            sums = totals + rows * 8
-            scores = sums + rows * head_bytes
-            row = 0
-            for member in range(first_member, end_member):
-                _, first, count, _ = inputs.members[member]
-                at, its_facts, its_sums = taken + row * shape.head_dim * item, facts + row * 8, sums + row * head_bytes
-                take_queries(at, its_facts, its_sums, first, count * group, head, parts, shape, work)
-                row += count * group
-            # First what all of them begin with, for all at once; then each sequence's own.
-            leader = inputs.members[first_member, 0]
-            score_records(0, shared, leader, rows, taken, facts, scores, stride, head, layer, shape, inputs)
-            score_members(piece, taken, facts, totals, scores, stride, head, layer, shape, inputs)
-            add_records(0, shared, leader, rows, scores, stride, sums, head, layer, shape, inputs)
-            add_members(piece, totals, sums, scores, stride, head, layer, shape, inputs, work)
-            number = claim(team, phase)
+            facts = taken + rows * shape.head_dim * 4
+            sums = facts + rows * 16
+            queries = Queries(rows, taken, facts, facts + rows * 8, sums, sums + rows * shape.head_dim * 4)
+            later = _first_keys(following, shape, inputs)
+            attend_piece(queries, number // kv_heads, number % kv_heads, later, parts, layer, shape, inputs, work)
+            number = following
 
     return attend

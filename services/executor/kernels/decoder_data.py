@@ -78,8 +78,9 @@ class Inputs(NamedTuple):
     """[members, 4]: sequence, first query, number of queries, position of the first query."""
     pieces: Ints
     """[pieces, 3]: first member, the one after the last, how many tokens all of them begin with."""
-    block_tables: Ints
-    """[sequences, blocks]."""
+    records: Longs
+    """[sequences, records]: where each 16 tokens of a sequence begin, for the first kv head, from the beginning of a
+    layer's cache."""
     logits_rows: Longs
 
 

@@ -45,6 +45,12 @@ _IS_X86: Final = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
 @nested
+def num_threads(team: Words) -> Any:
+    """How many threads share the work."""
+    return team[_NUM_THREADS]
+
+
+@nested
 def claim(team: Words, phase: int) -> Any:
     """The next piece of a phase, counted from 0; the caller knows how many there are."""
     return _fetch_add(team, _COUNTERS + _LINE * phase, 1)

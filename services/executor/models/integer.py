@@ -4,15 +4,18 @@ Owns how a model's weights become the kernel's arrays, and a batch its inputs. T
 """
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from services.executor.attention.sharing import Member, shared_pieces
 from services.executor.batch import ForwardBatch
+from services.executor.kernels.cached_attention import TOKENS, record_bytes
 from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER, decode_float32, decode_int8
 from services.executor.kernels.decoder_attention import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
@@ -55,6 +58,8 @@ class IntegerModel:
         self._capacity = capacity
         self._vocab_size = config.vocab_size
         self._group = config.num_heads // config.num_kv_heads
+        self._num_kv_heads = config.num_kv_heads
+        self._head_dim = config.head_dim
         self._block_size = capacity.block_size
         self._num_shares = -(-2 * num_threads // config.num_kv_heads)
         loader = _Loader(weights, weight_format, self._owned)
@@ -92,8 +97,7 @@ class IntegerModel:
         inputs.positions[:num_tokens] = batch.positions.numpy()
         inputs.slot_mapping[:num_tokens] = batch.slot_mapping.numpy()
         inputs.logits_rows[:num_logits] = batch.logits_rows.numpy()
-        tables = batch.block_tables.numpy()
-        inputs.block_tables[: len(tables), : tables.shape[1]] = tables
+        self._find_records(batch.block_tables.numpy())
         num_pieces = self._cut(batch)
         inputs.counts[:] = num_tokens, num_pieces, num_logits
         self._team.run()
@@ -114,6 +118,13 @@ class IntegerModel:
     def close(self) -> None:
         """End the threads."""
         self._team.close()
+
+    def _find_records(self, tables: npt.NDArray[np.int32]) -> None:
+        """Say where the records of each sequence's blocks are."""
+        each, per_block = record_bytes(self._cache.kind, self._head_dim), self._block_size // TOKENS
+        blocks = tables.astype(np.int64) * (self._num_kv_heads * per_block * each)
+        records = blocks[:, :, np.newaxis] + np.arange(per_block) * each
+        self._inputs.records[: len(tables), : tables.shape[1] * per_block] = records.reshape(len(tables), -1)
 
     def _cut(self, batch: ForwardBatch) -> int:
         """Cut the attention of a batch into pieces; how many."""
@@ -243,7 +254,7 @@ def _make_inputs(capacity: ExecutorCapacity) -> Inputs:
         slot_mapping=np.zeros(tokens, np.int64),
         members=np.zeros((tokens, 4), np.int32),
         pieces=np.zeros((tokens, 3), np.int32),
-        block_tables=np.zeros((sequences, num_blocks), np.int32),
+        records=np.zeros((sequences, num_blocks * (capacity.block_size // TOKENS)), np.int64),
         logits_rows=np.zeros(tokens, np.int64),
     )
 
@@ -257,18 +268,24 @@ def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int) -> Wo
     scratch = max(
         _TOKENS_AT_ONCE * 2 * PANEL * 4 + 2 * wide_bytes(shape.hidden_groups),
         wide_bytes(max(widest, middle) // GROUP),
-        piece_bytes(rows, shape.head_dim, capacity.max_model_len + 1),
+        piece_bytes(rows, shape.head_dim),
     )
     return Work(
-        residual=np.zeros((tokens, hidden), np.float32),
-        delta=np.zeros((tokens, hidden), np.float32),
-        qkv=np.zeros((tokens, shape.qkv_width), np.float32),
-        attended=np.zeros((tokens, attended), np.float32),
-        ints=np.zeros((tokens, widest), np.int8),
-        steps=np.zeros((tokens, widest // GROUP * 2), np.float32),
-        middle_ints=np.zeros((tokens, middle), np.int8),
-        middle_steps=np.zeros((tokens, middle // GROUP * 2), np.float32),
-        logits=np.zeros((min(tokens, capacity.max_slots + capacity.max_step_drafts), shape.vocab_size), np.float32),
-        scratch=np.zeros((num_threads, scratch + _PADDED), np.uint8),
+        residual=_lines((tokens, hidden), np.float32),
+        delta=_lines((tokens, hidden), np.float32),
+        qkv=_lines((tokens, shape.qkv_width), np.float32),
+        attended=_lines((tokens, attended), np.float32),
+        ints=_lines((tokens, widest), np.int8),
+        steps=_lines((tokens, widest // GROUP * 2), np.float32),
+        middle_ints=_lines((tokens, middle), np.int8),
+        middle_steps=_lines((tokens, middle // GROUP * 2), np.float32),
+        logits=_lines((min(tokens, capacity.max_slots + capacity.max_step_drafts), shape.vocab_size), np.float32),
+        scratch=_lines((num_threads, -(-scratch // _PADDED) * _PADDED + _PADDED), np.uint8),
         spent=np.zeros(len(PHASES) + 1, np.int64),
     )
+
+
+def _lines(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Zeros that begin on a cache line, so that threads which write vectors side by side write no line together."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.frombuffer(untouched(size), dtype, math.prod(shape)).reshape(shape)

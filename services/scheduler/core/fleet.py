@@ -53,6 +53,10 @@ class Fleet:
     ) -> None:
         """`tenant_weights` are the shares of tenants that are not like all others; `placement` chooses executors,
         unless told otherwise where a request is reached first."""
+        self.num_migrations = 0
+        """Requests that an executor with nothing left to start took over from another one."""
+        self.num_failovers = 0
+        """Requests that had to leave an executor which is gone, or drains."""
         self._make_scheduler = make_scheduler
         self._placement = placement or SoonestPlacement()
         self._shares = FairShares(tenant_weights)
@@ -85,6 +89,7 @@ class Fleet:
         for request in self._requests_of(scheduler):
             if _has_not_begun(request):
                 scheduler.withdraw(request)
+                self.num_failovers += 1
                 events += self._settle(request)
         for name in self._pins.wanted:
             scheduler.pins.free(name)
@@ -103,6 +108,7 @@ class Fleet:
         if has_died:
             for request in {choice.request for choice in scheduler.running}:
                 request.num_losses += 1
+        self.num_failovers += len(self._requests_of(scheduler))
         events = self._move_from(scheduler)
         return events + self._move_from(self._lobby)  # which may have waited for this one to have a like
 
@@ -288,6 +294,7 @@ class Fleet:
                 busy.withdraw(request)
                 self._set_home(request, idle)
                 idle.add(request)
+                self.num_migrations += 1
                 return
 
     def _movable(self, busy: Scheduler, idle: Scheduler) -> Iterator[Request]:

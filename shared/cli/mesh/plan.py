@@ -58,6 +58,8 @@ class MeshOptions:
     num_instances: Mapping[Service, int] = field(default_factory=lambda: dict.fromkeys(Service, 1))
     log_level: str = "info"
     drain_deadline_s: float = 20.0
+    metrics_ports: Mapping[str, int] = field(default_factory=dict)
+    """Of each process by its name; one that is not there shows no metrics."""
 
     @property
     def ports(self) -> range:
@@ -79,6 +81,11 @@ def parse_scale(texts: Iterable[str]) -> dict[Service, int]:
             raise OperatorError(f"--scale {text!r}: a mesh without a gateway has no address; start services alone")
         counts[service] = count
     return counts
+
+
+def service_names(num_instances: Mapping[Service, int]) -> list[str]:
+    """The names of all service processes, in the order in which they are started: what is slow to start first."""
+    return [f"{service}-{number}" for service in reversed(Service) for number in range(1, num_instances[service] + 1)]
 
 
 def service_programs(options: MeshOptions, environ: Mapping[str, str], num_cores: int) -> list[Program]:
@@ -110,6 +117,7 @@ def _service_environ(
         "SHOAL_INSTANCE_NAME": f"{service}-{number}",
         "SHOAL_LOG_LEVEL": options.log_level,
         "SHOAL_LOG_FORMAT": "json",
+        "SHOAL_METRICS_PORT": str(options.metrics_ports.get(f"{service}-{number}", 0)),
         "PYTHONUNBUFFERED": "1",
     }
     if service is Service.GATEWAY:

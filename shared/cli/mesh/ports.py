@@ -1,5 +1,6 @@
 """TCP ports of this machine: finding a free one, and saying who holds one that is not."""
 
+import contextlib
 import errno
 import socket
 
@@ -13,6 +14,13 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports of the loopback, all different, that nobody listens on at this moment."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
 
 
 def check_is_free(host: str, port: int) -> None:

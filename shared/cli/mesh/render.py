@@ -28,11 +28,17 @@ def render(snapshot: Snapshot, width: int, *, is_connected: bool = True) -> Rend
         return first
     names, models = ([len(text(row)) for row in snapshot.instances] for text in (lambda r: r.name, _models))
     has_room = width - max(names) - max(models) - len("  abcdef12  draining  30.0 s  ") >= _MIN_LAST_COLUMN
-    return Group(first, Text(), _table(snapshot) if has_room else _list(snapshot))
+    return Group(first, Text(), _table(snapshot) if has_room else _list(snapshot), *_metrics(snapshot))
 
 
 def _models(row: InstanceRow) -> str:
     return ", ".join(row.models) or "–"
+
+
+def _metrics(snapshot: Snapshot) -> list[Text]:
+    """Where metrics can be read, if anywhere."""
+    shown = [f"{row.name} {row.metrics_address}" for row in snapshot.instances if row.metrics_address]
+    return [Text(), Text(f"Metrics: {', '.join(shown)}", style="dim")] if shown else []
 
 
 def _table(snapshot: Snapshot) -> Table:

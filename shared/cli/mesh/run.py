@@ -66,6 +66,8 @@ class MeshRun:
         began = self._clock.now()
         self._started = dict.fromkeys(self._names, began)
         self._folder.write(self._state())
+        if metrics_ports := self._options.metrics_ports:
+            self._folder.write_targets({name: f"127.0.0.1:{port}" for name, port in metrics_ports.items()})
         self._reporter.starting(self._names, self._options.model)
         watching = [asyncio.create_task(self._watch_beats()), asyncio.create_task(self._watch_readiness(began))]
         for task in watching:

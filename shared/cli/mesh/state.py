@@ -3,6 +3,7 @@
 <home>/run/<port>.json    where the mesh is, for `shoal status` and `shoal chat`
 <home>/run/<port>/lock    held by the `shoal up` that runs it; whoever holds it is alive, however others died
 <home>/run/<port>/logs    the log of each process
+<home>/run/<port>/metrics.json    where each process shows its metrics, as Prometheus reads it (`file_sd_configs`)
 <home>/run/<port>/nats    the files of an embedded NATS server
 """
 
@@ -11,7 +12,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -45,6 +46,7 @@ class MeshFolder:
         self.folder = home / "run" / str(port)
         self.logs = self.folder / "logs"
         self.nats = self.folder / "nats"
+        self.targets = self.folder / "metrics.json"
         self._state = home / "run" / f"{port}.json"
         self._lock = self.folder / "lock"
 
@@ -101,9 +103,17 @@ class MeshFolder:
         new.write_bytes(msgspec.json.encode(state))
         new.replace(self._state)
 
+    def write_targets(self, targets: Mapping[str, str]) -> None:
+        """Say where processes show their metrics: `host:port` of each by its name."""
+        groups = [{"targets": [target], "labels": {"name": name}} for name, target in targets.items()]
+        new = self.targets.with_suffix(".new")
+        new.write_bytes(msgspec.json.format(msgspec.json.encode(groups)))
+        new.replace(self.targets)
+
     def forget(self) -> None:
         """Say that there is no mesh."""
         self._state.unlink(missing_ok=True)
+        self.targets.unlink(missing_ok=True)
 
     def read(self) -> MeshState | None:
         """What was last written, whether its mesh is alive or not; None if nothing."""

@@ -28,6 +28,7 @@ class InstanceRow(msgspec.Struct, frozen=True):
     models: tuple[str, ...]
     num_dropped_messages: int
     status: msgspec.Struct
+    metrics_address: str
 
 
 class QueueRow(msgspec.Struct, frozen=True):
@@ -155,6 +156,7 @@ class MeshView:
             models=beat.models,
             num_dropped_messages=beat.num_dropped_messages,
             status=beat.status,
+            metrics_address=beat.metrics_address,
         )
 
     def _queue_row(self, beat: Presence) -> QueueRow | None:

@@ -15,10 +15,13 @@ from tests.executor.conftest import INTEGER, SMALL, TinyFolder
 from tests.executor.models.integer_reference import IntegerReference
 
 TOKENS = [7, 300, 12, 12, 5, 99, 250, 1, 383, 42] * 4
+LONG = [*TOKENS, *TOKENS[3:], *TOKENS[6:], 8, *TOKENS]
+"""More than two tiles of attention, the last one not whole."""
+BLOCKS = (3, 1, 2, 8, 4, 6, 9, 7, 5, 10)
 
 
 def logits(
-    loaded: LoadedModel, token_ids: list[int], *, start: int = 0, blocks: tuple[int, ...] = (3, 1, 2)
+    loaded: LoadedModel, token_ids: list[int], *, start: int = 0, blocks: tuple[int, ...] = BLOCKS
 ) -> torch.Tensor:
     """Of tokens `start` and after, in one step; those before are in the cache."""
     positions = torch.arange(start, len(token_ids))
@@ -44,8 +47,8 @@ def logits(
 @pytest.mark.parametrize("cache", ["int8", "float32"])
 def test_logits_are_those_of_the_arithmetic_written_plainly(family: str, cache: Kind, tiny_folder: TinyFolder) -> None:
     folder = tiny_folder(family)
-    found = logits(load_model(folder, "tiny", replace(INTEGER, kv_dtype=cache)), TOKENS).double()
-    expected = IntegerReference(folder, None, cache).logits(TOKENS)
+    found = logits(load_model(folder, "tiny", replace(INTEGER, kv_dtype=cache)), LONG).double()
+    expected = IntegerReference(folder, None, cache).logits(LONG)
     # A number on the edge between two bytes may fall to either, which moves some logits by a little.
     error = (found - expected).abs()
     assert error.median() < 0.01 * expected.std()
@@ -72,19 +75,19 @@ def test_four_bits_are_four_bits(tiny_folder: TinyFolder) -> None:
 def test_what_nobody_has_written_is_never_used(cache: Kind, tiny_folder: TinyFolder) -> None:
     loaded = load_model(tiny_folder("llama"), "tiny", replace(INTEGER, kv_dtype=cache))
     assert isinstance(loaded.kv_cache, RecordCache)
-    expected = logits(loaded, TOKENS)
+    expected = logits(loaded, LONG)
     for layer in loaded.kv_cache.layers:
         layer.fill_(255)  # as floats: not a number
-    assert torch.equal(logits(loaded, TOKENS), expected)
+    assert torch.equal(logits(loaded, LONG), expected)
 
 
 @pytest.mark.parametrize("cache", ["int8", "float32"])
-@pytest.mark.parametrize("split", [1, 15, 16, 17, 39])
+@pytest.mark.parametrize("split", [1, 15, 16, 17, 63, 64, 65, 100, 128, 150])
 def test_a_prefix_in_the_cache_gives_the_same_bits(cache: Kind, split: int, tiny_folder: TinyFolder) -> None:
     loaded = load_model(tiny_folder("qwen2"), "tiny", replace(INTEGER, kv_dtype=cache))
-    expected = logits(loaded, TOKENS)
-    logits(loaded, TOKENS[:split], blocks=(5, 9, 7))
-    rest = logits(loaded, TOKENS, start=split, blocks=(5, 9, 7))
+    expected = logits(loaded, LONG)
+    logits(loaded, LONG[:split], blocks=BLOCKS[::-1])
+    rest = logits(loaded, LONG, start=split, blocks=BLOCKS[::-1])
     assert torch.equal(rest, expected[split:])
 
 

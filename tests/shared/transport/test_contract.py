@@ -6,11 +6,12 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
 from shared.errors import Disconnected, PayloadTooLarge
-from shared.transport import Transport
+from shared.transport import Traffic, Transport
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from shared.transport.nats import NatsTransport
 from tests.shared.transport.receiver import PATIENCE_S, Gate, Receiver, settle
@@ -75,6 +76,22 @@ async def test_every_subscriber_gets_every_message_the_sender_too(join: Join, su
     await transports[0].publish(subject, b"hello")
     for receiver in receivers:
         assert await receiver.wait_for(1) == [b"hello"]
+
+
+async def test_what_is_sent_and_received_is_counted(join: Join, subject: str) -> None:
+    sender, listener, receiver = await join(), await join(), Receiver()
+    await listener.subscribe(subject, receiver)
+    await settle(listener)
+    settled = replace(listener.traffic)
+    for payload in (b"", b"abc", b"defgh"):
+        await sender.publish(subject, payload, {"a": "b"})
+    with pytest.raises(PayloadTooLarge):
+        await sender.publish(subject, b"x" * (sender.max_payload + 1))
+    await receiver.wait_for(3)
+    assert sender.traffic == Traffic(num_sent=3, bytes_sent=8)
+    assert listener.traffic.num_received - settled.num_received == 3
+    assert listener.traffic.bytes_received - settled.bytes_received == 8
+    assert listener.traffic.num_sent == settled.num_sent
 
 
 async def test_messages_without_a_subscriber_are_gone(join: Join, subject: str) -> None:

@@ -1,0 +1,212 @@
+"""Makes the metrics of one process known while its actor runs: on a page, on a port of their own, and over OTLP.
+
+Numbers are read in the event loop's thread, which takes a fraction of a millisecond; turning them into text or bytes
+takes longer and is done in others. Serving depends on none of this: what cannot be done is said in the log. Without the
+extra `telemetry` there is nothing but the answers to probes.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+from shared.actor import Actor, Identity
+from shared.telemetry.exposition import Answer, Listener, Route
+from shared.telemetry.metrics import Instrument, MetricsPage, Snapshot, snapshot
+from shared.telemetry.metrics_process import LoopLag, Pulse, actor_instruments, process_instruments
+from shared.telemetry.metrics_push import Exporter, Pusher
+
+log = logging.getLogger(__name__)
+
+Render = Callable[[Snapshot, Mapping[str, str], str], tuple[bytes, str]]
+"""Makes a page of a snapshot, of whose it is, and of what is accepted."""
+
+_DEFAULT_INTERVAL_MS: Final = 60_000.0
+_LAST_PUSH_S: Final = 2.0
+_PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "prometheus_client")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Where the metrics of a process go."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """0: a free one; None: none."""
+    push_interval_s: float | None = None
+    """How often they are sent over OTLP; None: never."""
+
+    @staticmethod
+    def of(host: str, port: int, environ: Mapping[str, str]) -> "MetricsSettings":
+        """What the settings of a mesh, where port 0 is none, and OpenTelemetry's own variables say together."""
+        return MetricsSettings(host, port or None, _push_interval_s(environ))
+
+
+@dataclass(slots=True)
+class Metering:
+    """What came of it."""
+
+    page: MetricsPage | None = None
+    """None without the extra `telemetry`."""
+    address: str = ""
+    """Where it listens; empty if it does not."""
+
+
+@asynccontextmanager
+async def metering(actor: Actor[Any], settings: MetricsSettings) -> AsyncIterator[Metering]:
+    """Make the metrics of an actor and its process known until the context ends."""
+    made = Metering()
+    async with AsyncExitStack() as stack:
+        if all(map(_is_installed, _PACKAGES)):
+            lag = LoopLag()
+            instruments = [
+                *actor.instruments(),
+                *actor_instruments(actor),
+                lag.histogram,
+                *process_instruments(time.monotonic()),
+            ]
+            started_ns = time.time_ns()
+            resource, render = await asyncio.to_thread(_prepare, actor.identity)
+            thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+            stack.callback(thread.shutdown, wait=False, cancel_futures=True)
+            made.page = _Page(instruments, resource, render, thread)
+            actor.show_metrics(made.page)
+            _beside(stack, lag.measure_for_ever())
+            if settings.push_interval_s is not None:
+                await _push(stack, instruments, resource, started_ns, settings.push_interval_s)
+        else:
+            log.info("there are no metrics: the extra `telemetry` is not installed")
+        if settings.port is not None:
+            made.address = await _listen(stack, _routes(made.page, Pulse(actor)), settings.host, settings.port)
+            actor.metrics_address = made.address
+        yield made
+
+
+class _Page:
+    """All metrics of a process as text."""
+
+    def __init__(
+        self, instruments: list[Instrument], resource: Mapping[str, str], render: Render, thread: Executor
+    ) -> None:
+        self._instruments = instruments
+        self._resource = resource
+        self._render = render
+        self._thread = thread
+        self._turn = asyncio.Lock()
+
+    async def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The page of this moment and its content type. One at a time, so that whoever asks often only waits longer."""
+        async with self._turn:
+            taken, loop = snapshot(self._instruments), asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._render, taken, self._resource, accept)
+
+
+def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+
+
+async def _listen(stack: AsyncExitStack, routes: Mapping[str, Route], host: str, port: int) -> str:
+    """Answer on a port of its own; the address, or nothing if it cannot be had."""
+    listener = Listener(routes)
+    try:
+        await listener.start(host, port)
+    except OSError as error:
+        log.warning("metrics cannot be shown", extra={"host": host, "port": port, "error": str(error)})
+        return ""
+    stack.push_async_callback(listener.close)
+    log.info("showing metrics", extra={"address": listener.address})
+    return listener.address
+
+
+async def _push(
+    stack: AsyncExitStack,
+    instruments: list[Instrument],
+    resource: Mapping[str, str],
+    started_ns: int,
+    interval_s: float,
+) -> None:
+    """Send them at once a while, and once more at the end."""
+    pusher = Pusher(await asyncio.to_thread(_exporter, resource, started_ns))
+
+    async def push_for_ever() -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            pusher.push(snapshot(instruments), time.time_ns())
+
+    async def end() -> None:
+        await pusher.close(snapshot(instruments), time.time_ns(), _LAST_PUSH_S)
+
+    stack.push_async_callback(end)
+    _beside(stack, push_for_ever())
+    log.info("sending metrics", extra={"interval_s": interval_s})
+
+
+def _routes(page: MetricsPage | None, pulse: Pulse) -> dict[str, Route]:
+    async def metrics(headers: Mapping[str, str]) -> Answer:
+        if page is None:
+            return Answer(b"the extra `telemetry` is not installed\n", status=HTTPStatus.NOT_IMPLEMENTED)
+        return Answer(*await page.render(headers.get("accept", "")))
+
+    async def healthz(_headers: Mapping[str, str]) -> Answer:
+        return _state(pulse.complaint())
+
+    async def readyz(_headers: Mapping[str, str]) -> Answer:
+        return _state(pulse.complaint() or pulse.unreadiness())
+
+    return {"/metrics": metrics, "/healthz": healthz, "/readyz": readyz}
+
+
+def _state(trouble: str | None) -> Answer:
+    if trouble is None:
+        return Answer(b"ok\n")
+    return Answer(f"{trouble}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even the package that it would be in
+        return False
+
+
+def _push_interval_s(environ: Mapping[str, str]) -> float | None:
+    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_METRICS_EXPORTER") == "none"
+    endpoints = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    if is_off or not any(environ.get(name) for name in endpoints):
+        return None
+    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
+    try:
+        interval_ms = float(text or _DEFAULT_INTERVAL_MS)
+    except ValueError:
+        interval_ms = 0.0
+    if not 0 < interval_ms < float("inf"):
+        log.warning("an interval is no positive number", extra={"OTEL_METRIC_EXPORT_INTERVAL": text})
+        interval_ms = _DEFAULT_INTERVAL_MS
+    return interval_ms / 1000
+
+
+def _prepare(identity: Identity) -> tuple[dict[str, str], Render]:
+    """Whose metrics they are, and what makes a page of them. Imports what takes a tenth of a second to import."""
+    from shared.telemetry.metrics_resource import resource_of
+    from shared.telemetry.metrics_text import render
+
+    return resource_of(identity), render
+
+
+def _exporter(resource: Mapping[str, str], started_ns: int) -> Exporter:
+    """The same goes for this one."""
+    from shared.telemetry.metrics_otlp import OtlpExporter
+
+    return OtlpExporter(resource, started_ns)
