@@ -156,7 +156,7 @@ async def _start_unless(
 
 async def _run_until(stop: asyncio.Event, actor: Actor[Any], parts: Parts[Any]) -> None:
     metrics = MetricsSettings.of(parts.mesh.metrics_host, parts.mesh.metrics_port, os.environ)
-    async with actor, metering(actor, metrics):
+    async with actor, metering(actor, metrics, parts.tracing):
         await Answering(parts.identity, parts.transport, parts.tracing).start()
         log.info("started")
         beside = [asyncio.create_task(_drain_on(stop, actor, parts.mesh.drain_deadline_s))]

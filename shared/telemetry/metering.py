@@ -19,8 +19,15 @@ from typing import Any, Final
 from shared.actor import Actor, Identity
 from shared.telemetry.exposition import Answer, Listener, Route
 from shared.telemetry.metrics import Instrument, MetricsPage, Snapshot, snapshot
-from shared.telemetry.metrics_process import LoopLag, Pulse, actor_instruments, process_instruments
+from shared.telemetry.metrics_process import (
+    LoopLag,
+    Pulse,
+    actor_instruments,
+    process_instruments,
+    tracing_instruments,
+)
 from shared.telemetry.metrics_push import Exporter, Pusher
+from shared.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +66,9 @@ class Metering:
 
 
 @asynccontextmanager
-async def metering(actor: Actor[Any], settings: MetricsSettings) -> AsyncIterator[Metering]:
+async def metering(
+    actor: Actor[Any], settings: MetricsSettings, tracing: Tracing | None = None
+) -> AsyncIterator[Metering]:
     """Make the metrics of an actor and its process known until the context ends."""
     made = Metering()
     async with AsyncExitStack() as stack:
@@ -68,6 +77,7 @@ async def metering(actor: Actor[Any], settings: MetricsSettings) -> AsyncIterato
             instruments = [
                 *actor.instruments(),
                 *actor_instruments(actor),
+                *tracing_instruments(tracing or Tracing()),
                 lag.histogram,
                 *process_instruments(time.monotonic()),
             ]

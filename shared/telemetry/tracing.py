@@ -71,6 +71,11 @@ class Tracing:
         self.steps_of: StepsOf = _no_steps
         self._sampled_below = round(sample_ratio * 2**_RATIO_BITS)
 
+    @property
+    def num_dropped(self) -> int:
+        """Spans that were to be exported and never arrived, since start."""
+        return 0 if self.exporter is None else self.exporter.num_dropped
+
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
         """Where a request that comes from outside belongs: in its client's trace, or at the top of one that begins.
 

@@ -9,8 +9,9 @@ import pytest
 from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from shared.telemetry.metrics import Family, Histogram, Instrument, Kind
-from shared.telemetry.metrics_process import LoopLag, actor_instruments, process_instruments
+from shared.telemetry.metrics_process import LoopLag, actor_instruments, process_instruments, tracing_instruments
 from shared.telemetry.metrics_text import metric_of, text_name
+from shared.telemetry.tracing import Tracing
 from tests.integration.in_process import InProcessMesh, in_process_mesh, load_runner
 from tests.tiny_models import make_tiny_model
 
@@ -38,7 +39,8 @@ async def instruments(folder: Path, runner: ModelRunner) -> AsyncIterator[list[I
 
 def all_instruments(mesh: InProcessMesh) -> list[Instrument]:
     own = [instrument for actor in mesh.actors for instrument in actor.instruments()]
-    return [*own, *actor_instruments(mesh.gateway), LoopLag().histogram, *process_instruments(0.0)]
+    of_actors = [*actor_instruments(mesh.gateway), *tracing_instruments(Tracing())]
+    return [*own, *of_actors, LoopLag().histogram, *process_instruments(0.0)]
 
 
 def rows(num_cells: int) -> list[list[str]]:

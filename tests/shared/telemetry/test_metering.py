@@ -14,10 +14,11 @@ from shared.cli.mesh.ports import free_port
 from shared.clock import FakeClock
 from shared.codec import encode
 from shared.ids import InstanceId, Service
-from shared.messages import AttachExecutor, DetokenizerStatus, Status
+from shared.messages import AttachExecutor, DetokenizerStatus, Span, Status
 from shared.telemetry import metering as under_test
 from shared.telemetry.metering import MetricsSettings, metering
 from shared.telemetry.metrics import Histogram, Instrument, Kind, MetricsPage, Reading
+from shared.telemetry.tracing import Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.shared.telemetry.collector import Collector
 from tests.shared.telemetry.scrape import Page, fetch, scrape
@@ -79,6 +80,16 @@ async def actor(memory_broker: MemoryBroker) -> AsyncIterator[_Actor]:
         await running
 
 
+class LosingExporter:
+    """Has dropped some spans."""
+
+    num_dropped = 7
+
+    def offer(self, span: Span) -> None: ...
+
+    def close(self, within_s: float) -> None: ...
+
+
 async def tell(actor: _Actor, times: int) -> None:
     message = encode(AttachExecutor(InstanceId("scheduler-1")))
     before = actor.num_heard
@@ -88,7 +99,7 @@ async def tell(actor: _Actor, times: int) -> None:
 
 
 async def test_the_page_has_what_the_actor_counts_and_what_all_processes_tell(actor: _Actor) -> None:
-    async with metering(actor, OWN_PORT) as made:
+    async with metering(actor, OWN_PORT, Tracing(exporter=LosingExporter())) as made:
         await tell(actor, 3)
         actor.words.record(2, "en")
         page = await scrape(made.address)
@@ -106,6 +117,7 @@ async def test_the_page_has_what_the_actor_counts_and_what_all_processes_tell(ac
     assert page.value("process_unix_file_descriptor_count") > 3
     assert page.value("process_thread_count") >= 1
     assert page.value("process_uptime_seconds") >= 0
+    assert page.value("shoal_spans_dropped_total") == 7
     (target,) = page.families["target_info"].samples
     assert target.labels["service_name"] == "shoal-executor"
     assert target.labels["service_instance_id"] == "executor-1"
@@ -251,7 +263,7 @@ async def test_a_collector_that_is_away_holds_nobody_up(
     actor: _Actor, collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "_LAST_PUSH_S", 0.2)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "200")
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         async with metering(actor, MetricsSettings(port=0, push_interval_s=0.02)) as made:
