@@ -14,6 +14,8 @@ import time
 from types import TracebackType
 from typing import Any, Final, TextIO
 
+from shared.messages import TraceContext
+
 log = logging.getLogger(__name__)
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -43,9 +45,9 @@ def _log_uncaught(kind: type[BaseException], error: BaseException | None, traceb
         log.critical("an exception that nobody caught", exc_info=(kind, error or kind(), traceback))
 
 
-def about(request_id: str, trace_id: str = "") -> dict[str, Any]:
-    """The fields of every event about a request; `trace_id` only if it has a trace."""
-    return {"request_id": request_id} | ({"trace_id": trace_id} if trace_id else {})
+def about(request_id: str, trace: TraceContext | None = None) -> dict[str, Any]:
+    """The fields of every event about a request; `trace_id`, as in `traceparent`, only if it has a trace."""
+    return {"request_id": request_id} | ({"trace_id": trace.trace_id.hex()} if trace is not None else {})
 
 
 def without_passwords(urls: str) -> str:

@@ -49,6 +49,7 @@ class Parts(Generic[C]):
     mesh: MeshConfig
     config: C
     tracing: Tracing = field(default_factory=Tracing)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
 
 def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[Actor[Any]]]) -> NoReturn:
@@ -72,7 +73,8 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
     transport = NatsTransport(mesh.nats_url, name=identity.name, answers_under=f"_INBOX.{service}")
     try:
         tracing = tracing_of(identity, mesh, os.environ)
-        parts = Parts(identity, transport, SystemClock(), mesh, config, tracing)
+        metrics = MetricsSettings.of(mesh.metrics_host, mesh.metrics_port, os.environ)
+        parts = Parts(identity, transport, SystemClock(), mesh, config, tracing, metrics)
         asyncio.run(_serve(parts, build))
     except OperatorError as error:
         sys.exit(_complain(service, error))
@@ -155,8 +157,7 @@ async def _start_unless(
 
 
 async def _run_until(stop: asyncio.Event, actor: Actor[Any], parts: Parts[Any]) -> None:
-    metrics = MetricsSettings.of(parts.mesh.metrics_host, parts.mesh.metrics_port, os.environ)
-    async with actor, metering(actor, metrics, parts.tracing):
+    async with actor, metering(actor, parts.metrics, parts.tracing.instruments()):
         await Answering(parts.identity, parts.transport, parts.tracing).start()
         log.info("started")
         beside = [asyncio.create_task(_drain_on(stop, actor, parts.mesh.drain_deadline_s))]

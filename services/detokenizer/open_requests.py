@@ -38,7 +38,6 @@ from shared.messages import (
     RequestOpened,
     StopStringFound,
     Usage,
-    trace_id_of,
 )
 from shared.presence import DEAD_AFTER_S
 from shared.telemetry.tracing import Tracing
@@ -250,8 +249,7 @@ class OpenRequests:
 
     def _fail(self, opened: RequestOpened, counts: tuple[int, ...], error: RequestError) -> None:
         self.num_ended[str(Outcome.FAILED)] += 1
-        extra = about(opened.request_id, trace_id_of(opened.trace)) | {"error": error.message}
-        log.warning("request failed", extra=extra)
+        log.warning("request failed", extra=about(opened.request_id, opened.trace) | {"error": error.message})
         failed = RequestClosed(
             opened.request_id, Outcome.FAILED, Usage(0, 0, counts), error=ErrorInfo.of(error), attempt=opened.attempt
         )

@@ -30,12 +30,6 @@ class _Row(NamedTuple):
     context: TraceContext
 
 
-class _Planned(NamedTuple):
-    num_rows: int
-    rows: tuple[_Row, ...]
-    """Those that are followed."""
-
-
 class _Step(NamedTuple):
     taken: StepTaken
     rows: tuple[_Row, ...]
@@ -51,8 +45,8 @@ class StepSpans:
         """Of the latest plan."""
         self._rows_of = int32s()
         """The slots that are in it."""
-        self._planned: dict[tuple[int, int], _Planned] = {}
-        """By epoch and step."""
+        self._planned: dict[tuple[int, int], tuple[_Row, ...]] = {}
+        """The rows of each plan, by epoch and step."""
         self._steps: deque[_Step] = deque(maxlen=_STEPS_OF_A_REQUEST * tracing.store.max_requests)
         self._num_steps = 0
         """Since start; the last of them are in `_steps`."""
@@ -80,28 +74,28 @@ class StepSpans:
             self._rows = tuple([row for slot in plan.slots if (row := self._slots.get(slot)) is not None])
             self._rows_of = plan.slots
         if self._rows:
-            self._planned[epoch, plan.step_id] = _Planned(len(plan.slots), self._rows)
+            self._planned[epoch, plan.step_id] = self._rows
 
     def finished(self, message: StepFinished) -> None:
         """It was carried out."""
         result = message.result
-        planned = self._planned.pop((message.epoch, result.step_id), None)
-        if planned is None:
+        rows = self._planned.pop((message.epoch, result.step_id), None)
+        if rows is None:
             return
         duration_ns = round(result.duration_s * _NS)
         taken = StepTaken(
             step_id=result.step_id,
             start_ns=message.ended_ns - duration_ns,
             duration_ns=duration_ns,
-            num_rows=planned.num_rows,
+            num_rows=message.num_rows,
             num_tokens=message.num_tokens,
             num_drafted=sum(result.num_drafted),
             num_right=sum(result.num_tokens) - len(result.num_tokens),
         )
-        self._steps.append(_Step(taken, planned.rows))
+        self._steps.append(_Step(taken, rows))
         self._num_steps += 1
         if self._tracing.exporter is not None:
-            self._export(message.epoch, taken, planned.rows)
+            self._export(message.epoch, taken, rows)
 
     def steps_of(self, request_id: RequestId) -> Iterator[StepTaken]:
         """The steps that a client request took part in, as far as they are kept, oldest first."""

@@ -45,9 +45,9 @@ class StepFinished:
     num_tokens: int
     """Rows of the forward pass."""
     result: StepResult
-    num_rows: int = 0
+    num_rows: int
     """Choices that had a part in it."""
-    ended_ns: int = 0
+    ended_ns: int
     """When, since 1970."""
 
 

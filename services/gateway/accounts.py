@@ -16,14 +16,12 @@ from services.gateway.usage import usage_of
 from shared.errors import Unavailable
 from shared.ids import RequestId
 from shared.log import about
-from shared.messages import ChatPrompt, Outcome, Prompt, SubmitRequest, Usage
+from shared.messages import ChatPrompt, Outcome, Prompt, SubmitRequest, TraceContext, Usage
 
 log = logging.getLogger(__name__)
 
-CHAT: Final = "chat"
-TEXT_COMPLETION: Final = "text_completion"
-UNKNOWN: Final = "unknown"
-"""Operations, by the names that OpenTelemetry has for them."""
+UNKNOWN_OPERATION: Final = "unknown"
+"""Stands where it cannot be told which of an `Endpoint`'s operations a request is."""
 
 REFUSED: Final = "refused"
 
@@ -33,8 +31,6 @@ class Account:
     """One request to the mesh that has ended."""
 
     request_id: RequestId
-    trace_id: str
-    """Empty if it is not traced."""
     operation: str
     model: str
     tenant: str
@@ -52,6 +48,8 @@ class Account:
     here."""
     usage: Usage | None
     """What was consumed; None if no scheduler had taken it."""
+    trace: TraceContext | None = None
+    """None if it has none."""
 
 
 def account_of(request: OpenRequest, end: End, now: float) -> Account:
@@ -63,7 +61,6 @@ def account_of(request: OpenRequest, end: End, now: float) -> Account:
     longest = max(len(choice.token_ids) for choice in request.stream.choices)
     return Account(
         request_id=request.request_id,
-        trace_id=request.trace_id,
         operation=operation_of(request.spec),
         model=request.spec.model,
         tenant=request.spec.tenant,
@@ -76,18 +73,18 @@ def account_of(request: OpenRequest, end: End, now: float) -> Account:
         if first_token_at is not None and end.outcome is Outcome.COMPLETED and longest > 1
         else None,
         usage=usage,
+        trace=request.spec.trace,
     )
 
 
 def operation_of(spec: Submission) -> str:
     """Which kind of request it is."""
     if isinstance(spec, SubmitRequest):
-        return CHAT if isinstance(spec.prompt, ChatPrompt) else TEXT_COMPLETION
+        return (Endpoint.CHAT if isinstance(spec.prompt, ChatPrompt) else Endpoint.COMPLETION).operation
     try:
-        endpoint = Presentation.unpack(spec.client).endpoint
+        return Presentation.unpack(spec.client).endpoint.operation
     except Unavailable:
-        return UNKNOWN
-    return CHAT if endpoint is Endpoint.CHAT else TEXT_COMPLETION
+        return UNKNOWN_OPERATION
 
 
 def record(account: Account) -> None:
@@ -95,7 +92,7 @@ def record(account: Account) -> None:
     usage = account.usage
     log.info(
         "request ended",
-        extra=about(account.request_id, account.trace_id)
+        extra=about(account.request_id, account.trace)
         | {
             "tenant": account.tenant,
             "model": account.model,
@@ -112,11 +109,10 @@ def record(account: Account) -> None:
     )
 
 
-def record_refusal(operation: str, code: str, request_id: str) -> None:
+def record_refusal(operation: str, code: str, request_id: str, trace: TraceContext | None) -> None:
     """Write the access event of a request that was never opened. The id may be empty: its client was told none."""
-    log.info(
-        "request refused", extra=(about(request_id) if request_id else {}) | {"operation": operation, "code": code}
-    )
+    whose = about(request_id, trace) if request_id else {}
+    log.info("request refused", extra=whose | {"operation": operation, "code": code})
 
 
 def record_content(request: OpenRequest) -> None:
@@ -124,10 +120,7 @@ def record_content(request: OpenRequest) -> None:
     spec = request.spec
     prompt = _shown(spec.prompt) if isinstance(spec, SubmitRequest) else spec.prompt_token_ids.tolist()
     output = [choice.text for choice in request.stream.choices]
-    log.info(
-        "content of a request",
-        extra=about(request.request_id, request.trace_id) | {"prompt": prompt, "output": output},
-    )
+    log.info("content of a request", extra=about(request.request_id, spec.trace) | {"prompt": prompt, "output": output})
 
 
 def _shown(prompt: Prompt) -> object:

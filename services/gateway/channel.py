@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Final
 
-from services.gateway.accounts import CHAT, TEXT_COMPLETION, UNKNOWN
+from services.gateway.accounts import UNKNOWN_OPERATION
 from services.gateway.answers import UsageBody, content_logprobs, usage_of
 from services.gateway.attachments import Attachment, Attachments, resumed_elsewhere
 from services.gateway.chat import chat_draft
 from services.gateway.completions import completion_draft
-from services.gateway.drafts import Draft
+from services.gateway.drafts import Draft, Endpoint
 from services.gateway.failures import ErrorBody, retry_after_s
 from services.gateway.frames import (
     Accepted,
@@ -49,8 +49,8 @@ def draft_of(message: CreateRequest) -> Draft:
 def operation_in(message: CreateRequest) -> str:
     """Which kind of request a `request.create` asks for, whether or not it does so rightly."""
     if ("messages" in message.body) == ("prompt" in message.body):
-        return UNKNOWN
-    return CHAT if "messages" in message.body else TEXT_COMPLETION
+        return UNKNOWN_OPERATION
+    return (Endpoint.CHAT if "messages" in message.body else Endpoint.COMPLETION).operation
 
 
 def failed(error: RequestError, *, name: str | None = None, request_id: str | None = None) -> Failed:
@@ -170,8 +170,11 @@ class Channel:
     def _unfinished(self, end: End) -> Failed | Cancelled:
         if end.outcome is Outcome.CANCELLED:
             return Cancelled(self.name, self.request_id, UsageBody.of(end.usage) if end.usage is not None else None)
-        error = end.error or ErrorInfo.of(RequestError("The request failed."))
-        return _failed(error, self.name, self.request_id)
+        failed = _failed(end.error or ErrorInfo.of(RequestError("The request failed.")), self.name, self.request_id)
+        usage = usage_of(self._reader.streams)
+        if usage.completion_tokens:
+            failed.usage = usage
+        return failed
 
 
 def _failed(error: ErrorInfo, name: str | None, request_id: str | None) -> Failed:

@@ -19,7 +19,7 @@ from services.gateway.presentation import Presentation
 from services.gateway.resumption import find
 from services.gateway.streams import Reader
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError
-from shared.ids import new_request_id
+from shared.ids import RequestId, new_request_id
 from shared.log import about
 from shared.messages import ErrorInfo, TraceContext
 from shared.telemetry import w3c
@@ -84,10 +84,8 @@ class Channels:
         if message.id in self._channels:
             self._mesh.turned_away(operation_in(message), DuplicateId.code)
             raise DuplicateId(message.id)
-        request_id = new_request_id()
-        operation = operation_in(message)
+        request_id, operation = new_request_id(), operation_in(message)
         self._mesh.spans.begin(request_id, operation, self._parent_of(message))
-        refusal = RequestError("Internal error.")
         try:
             self._check_room()
             draft = draft_of(message)
@@ -96,12 +94,10 @@ class Channels:
             client = presentation.pack() if is_resumable else b""
             streams = self._mesh.admit(draft, self._caller, request_id=request_id, client=client)
         except RequestError as error:
-            refusal = error
             self._mesh.turned_away(operation, error.code, request_id)
+            self._mesh.spans.refused(request_id, ErrorInfo.of(error), self._caller.owner)
             self._refuse(error, name=message.id, request_id=request_id)
             return
-        finally:
-            self._mesh.spans.refused(request_id, ErrorInfo.of(refusal), self._caller.owner)  # unless it was admitted
         self._open(
             Channel(
                 presentation,
@@ -161,6 +157,9 @@ class Channels:
         """The connection has ended; what the first call says of it counts."""
         if self._may_come_back is None:
             self._may_come_back = may_come_back
+        for search, task in self._searches.items():
+            if not search.is_cancelled:  # what its client never heard of stays where it is
+                task.cancel()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             if not channel.is_over:
@@ -183,7 +182,8 @@ class Channels:
         except RequestError as error:
             self._refuse(error, name=message.id, request_id=message.request_id)
         except Exception:
-            log.exception("a bug failed a request", extra=about(message.request_id))
+            fields = about(message.request_id, self._mesh.spans.context_of(RequestId(message.request_id)))
+            log.exception("a bug failed a request", extra=fields)
             self._refuse(RequestError("Internal error."), name=message.id, request_id=message.request_id)
         finally:
             del self._searches[search]
@@ -199,7 +199,7 @@ class Channels:
             raise DuplicateId(name)
         channel = Channel(resumption.presentation.named(name), resumption.read, self._attachments, self._has_news)
         if self._may_come_back is not None:
-            await channel.leave(may_come_back=self._may_come_back)
+            await channel.leave(may_come_back=self._may_come_back and not search.is_cancelled)
             return
         self._open(channel)
         if search.is_cancelled:

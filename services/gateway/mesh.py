@@ -18,6 +18,7 @@ from services.gateway.adoptions import Adoptions, unknown_request
 from services.gateway.calls import Calls, new_call_id
 from services.gateway.config import GatewayConfig
 from services.gateway.drafts import Draft
+from services.gateway.handover import Handover
 from services.gateway.keys import Caller
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.open_request import OpenRequest
@@ -37,7 +38,10 @@ from shared.messages import (
     Presence,
     PromptTokenized,
     RequestAdopted,
+    RequestFound,
+    RequestMoved,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     TextProduced,
     TokensDetokenized,
@@ -52,6 +56,8 @@ log = logging.getLogger(__name__)
 A = TypeVar("A", PromptTokenized, TokensDetokenized)
 
 _RETRY_AFTER_S = 1.0
+_NOBODY = InstanceId("")
+"""The scheduler of a request for which there is none at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +90,21 @@ class Mesh:
         self.directory = Directory(clock)
         self.admission = Admission(self.directory, clock)
         self.usage = UsageOutbox(transport)
-        self.spans = GatewaySpans(tracing)
         self.metrics = GatewayMetrics()
+        self.spans = GatewaySpans(tracing or Tracing())
+        handover = Handover(
+            gateway_id,
+            self.admission.choose_scheduler,
+            lambda model: not self.admission.missing(model),
+            lambda: self.transport.max_payload,
+        )
         self.requests = OpenRequests(
             gateway_id,
             config,
-            self.admission.another_scheduler,
-            lambda: self.transport.max_payload,
-            self._ended,
-            self._first_token,
-            self.spans,
+            handover,
+            on_end=self._ended,
+            on_first_token=self._first_token,
+            spans=self.spans,
         )
         self.adoptions = Adoptions(gateway_id, config)
         self.calls = Calls(config)
@@ -146,7 +157,7 @@ class Mesh:
                 prompt,
                 request_id,
                 gateway_id=self.gateway_id,
-                scheduler_id=scheduler_id,
+                scheduler_id=scheduler_id or _NOBODY,
                 tenant=caller.tenant,
                 priority=priority,
                 owner=caller.owner,
@@ -160,14 +171,16 @@ class Mesh:
         self.num_requests += len(messages)
         for message in messages:
             self.metrics.request_opened(operation_of(message))
-        streams = [self.requests.open(*one, now) for one in zip(messages, submissions, strict=True)]
+        sent = submissions if scheduler_id is not None else [None] * len(messages)
+        streams = [self.requests.open(*one, now) for one in zip(messages, sent, strict=True)]
         self.spans.admitted(streams, caller.owner)
         return streams
 
-    def turned_away(self, operation: str, code: str, request_id: str = "") -> None:
+    def turned_away(self, operation: str, code: str, request_id: RequestId | None = None) -> None:
         """A client was refused a request, with an error's code, that was never opened."""
         self.metrics.request_refused(operation, code)
-        record_refusal(operation, code, request_id)
+        trace = None if request_id is None else self.spans.context_of(request_id)
+        record_refusal(operation, code, request_id or "", trace)
 
     async def submit(self, streams: Sequence[Stream]) -> None:
         """Send what was admitted. What gets lost is sent again later."""
@@ -246,12 +259,23 @@ class Mesh:
         """A tokenizer or a scheduler did not take a request."""
         await self.publish(self.requests.refused(message, self.clock.now()))
 
-    async def unknown(self, message: RequestUnknown) -> None:
-        """A scheduler does not have a request that it should have."""
-        await self.publish(self.requests.unknown(message, self.clock.now()))
+    async def given_back(self, message: RequestUnknown | RequestReleased) -> None:
+        """A scheduler does not have a request that it should have, or cannot go on with it."""
+        if isinstance(message, RequestUnknown):
+            await self.publish(self.requests.unknown(message, self.clock.now()))
+        else:
+            await self.publish(self.requests.released(message, self.clock.now()))
+
+    async def moved(self, message: RequestMoved) -> None:
+        """The client of a request is at another gateway."""
+        await self.publish(self.requests.moved(message))
+
+    async def found(self, message: RequestFound) -> None:
+        """A scheduler has a request that a client has come back for."""
+        await self.publish(self.adoptions.found(message, self.requests.find(message.request_id)))
 
     async def adopted(self, message: RequestAdopted) -> None:
-        """A scheduler has a request that a client has come back for."""
+        """A scheduler has pointed a request to this gateway."""
         is_new = self.requests.find(message.submission.request_id) is None
         request, outgoing = self.requests.adopted(message, self.clock.now())
         if is_new and request is not None and not request.had_ended:
@@ -260,7 +284,7 @@ class Mesh:
             self.spans.adopted(request)
         await self.publish(outgoing)
         if request is not None:
-            self.adoptions.found(message.query_id, request)
+            await self.publish(self.adoptions.adopted(message.query_id, request))
 
     async def text_produced(self, message: TextProduced) -> None:
         """A detokenizer has text and ends for us."""
@@ -276,7 +300,7 @@ class Mesh:
         await self.publish(self.requests.tick(now, is_connected=is_connected))
         await self.publish(self.calls.tick(now))
         await self.publish(self.adoptions.tick(now, lost_at=self._scheduler_lost_at))
-        self.admission.forget()
+        self.admission.tick()
         for callback in list(self.on_tick):
             callback()
 

@@ -86,13 +86,13 @@ class _Following:
 class GatewaySpans:
     """Makes the spans of one gateway. Everything is said by the id of a request, and ignored where none is followed."""
 
-    def __init__(self, tracing: Tracing | None = None, unix_time_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, tracing: Tracing, unix_time_ns: Callable[[], int] = time.time_ns) -> None:
         self.address: tuple[str, int] | None = None
         """Where clients come in, once that is known."""
-        self._tracing = tracing or Tracing()
+        self._tracing = tracing
         self._unix_time_ns = unix_time_ns
         self._following: dict[RequestId, _Following] = {}
-        self._tracing.open_spans.append(self.open_spans)
+        tracing.open_spans.append(self.open_spans)
 
     # Requests begin.
 
@@ -217,6 +217,11 @@ class GatewaySpans:
             self._end(following, {names.OUTCOME: "handed_over"})
 
     # For those who ask.
+
+    def context_of(self, request_id: RequestId) -> TraceContext | None:
+        """The trace that a request belongs to, if it is followed here."""
+        following = self._following.get(client_request_id(request_id))
+        return following.context if following is not None else None
 
     def owner_of(self, request_id: RequestId) -> str | None:
         """Whose request it is, if it goes on here."""

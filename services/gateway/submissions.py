@@ -1,4 +1,4 @@
-"""How a request is sent to the mesh again: to another scheduler, with the output that it has so far. Pure.
+"""How a request is sent to the mesh again: to another scheduler, with the output that it has so far; and stopped. Pure.
 
 The output of a request is a function of the request, its seed and the output so far, so whoever gets all of these goes
 on exactly where another scheduler left off.
@@ -11,8 +11,17 @@ from msgspec.structs import replace
 from services.gateway.streams import ChoiceLog
 from shared import subjects
 from shared.codec import encode
-from shared.ids import InstanceId
-from shared.messages import ResumedChoice, SubmitRequest, SubmitTokens, TextLogprobs, TokenLogprobs, int32s
+from shared.ids import InstanceId, RequestId
+from shared.messages import (
+    CancelRequest,
+    RequestPast,
+    ResumedChoice,
+    SubmitRequest,
+    SubmitTokens,
+    TextLogprobs,
+    TokenLogprobs,
+    int32s,
+)
 
 Outgoing = tuple[str, bytes]
 """A subject and what to publish on it."""
@@ -28,6 +37,7 @@ def next_attempt(
     scheduler_id: InstanceId,
     attempt: int,
     timeout_ms: int | None,
+    past: RequestPast,
     max_bytes: int,
 ) -> Outgoing:
     """What submits a request to `scheduler_id` again.
@@ -39,7 +49,7 @@ def next_attempt(
     outgoing = ("", b"")
     for has_logprobs in (True, False):
         resumed = tuple(_resumed(choice, has_logprobs=has_logprobs) for choice in choices) if has_output else ()
-        changes = {"attempt": attempt, "resumed": resumed, "timeout_ms": timeout_ms}
+        changes = {"attempt": attempt, "resumed": resumed, "timeout_ms": timeout_ms, "past": past}
         if isinstance(submission, SubmitRequest):
             message: Submission = replace(submission, scheduler_id=scheduler_id, **changes)
             outgoing = subjects.tokenize(submission.model), encode(message)
@@ -48,6 +58,13 @@ def next_attempt(
         if len(outgoing[1]) <= max_bytes // 2:
             break
     return outgoing
+
+
+def cancellation(
+    scheduler_id: InstanceId, request_id: RequestId, *, gateway_id: InstanceId, attempt: int, goes_on: bool = False
+) -> Outgoing:
+    """What has a scheduler stop a request for a gateway, or forget it because it goes on elsewhere."""
+    return subjects.inbox(scheduler_id), encode(CancelRequest(request_id, gateway_id, attempt, goes_on=goes_on))
 
 
 def _resumed(choice: ChoiceLog, *, has_logprobs: bool) -> ResumedChoice:

@@ -51,8 +51,8 @@ class TokenizerService(Actor[Inbound]):
         self._inline_chars = inline_chars
         self._max_waiting_prompts = max_waiting_prompts
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
-        self._spans = TokenizerSpans(tracing or Tracing())
         self._metrics = TokenizerMetrics()
+        self._spans = TokenizerSpans(tracing or Tracing())
         self._num_waiting = 0
         self._num_requests = 0
         self._num_tokens = 0

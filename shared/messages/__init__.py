@@ -35,13 +35,17 @@ from shared.messages.requests import (
     ChatPrompt,
     DetokenizeTokens,
     ErrorInfo,
+    FindRequest,
     Prompt,
     PromptTokenized,
     ReplayRequest,
     RequestAccepted,
     RequestAdopted,
+    RequestFound,
     RequestMoved,
+    RequestPast,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     ResumedChoice,
     SubmitRequest,
@@ -77,7 +81,6 @@ from shared.messages.traces import (
     SpansWanted,
     StepTaken,
     TraceContext,
-    trace_id_of,
 )
 from shared.messages.usage import USAGE_LEDGER, UsageRecord
 
@@ -85,7 +88,9 @@ GatewayInbound = (
     RequestAccepted
     | RequestRefused
     | RequestUnknown
+    | RequestReleased
     | RequestMoved
+    | RequestFound
     | RequestAdopted
     | TextProduced
     | PromptTokenized
@@ -98,6 +103,7 @@ SchedulerInbound = (
     SubmitTokens
     | CancelRequest
     | ReplayRequest
+    | FindRequest
     | AdoptRequest
     | ReplayLog
     | StopStringFound
@@ -137,6 +143,7 @@ __all__ = [
     "ExecutorInbound",
     "ExecutorStatus",
     "ExecutorView",
+    "FindRequest",
     "FinishReason",
     "GatewayInbound",
     "GatewayStatus",
@@ -153,9 +160,12 @@ __all__ = [
     "RequestAccepted",
     "RequestAdopted",
     "RequestClosed",
+    "RequestFound",
     "RequestMoved",
     "RequestOpened",
+    "RequestPast",
     "RequestRefused",
+    "RequestReleased",
     "RequestUnknown",
     "ResumedChoice",
     "RowFailure",
@@ -192,5 +202,4 @@ __all__ = [
     "Usage",
     "UsageRecord",
     "int32s",
-    "trace_id_of",
 ]

@@ -25,11 +25,6 @@ class TraceContext(Message, frozen=True, gc=False):
     """What other systems want to have passed on with it (`tracestate`)."""
 
 
-def trace_id_of(context: TraceContext | None) -> str:
-    """The trace, as people and other systems write it; empty if there is none."""
-    return "" if context is None else context.trace_id.hex()
-
-
 class SpanEvent(Message, frozen=True, gc=False):
     """Something that happened within a span, at one moment."""
 

@@ -9,25 +9,20 @@ import asyncio
 import importlib.util
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-from shared.actor import Actor, Identity
+from shared.actor import Actor
 from shared.telemetry.exposition import Answer, Listener, Route
 from shared.telemetry.metrics import Instrument, MetricsPage, Snapshot, snapshot
-from shared.telemetry.metrics_process import (
-    LoopLag,
-    Pulse,
-    actor_instruments,
-    process_instruments,
-    tracing_instruments,
-)
+from shared.telemetry.metrics_process import LoopLag, Pulse, actor_instruments, process_instruments
 from shared.telemetry.metrics_push import Exporter, Pusher
-from shared.telemetry.tracing import Tracing
+from shared.telemetry.otlp_settings import is_sent
+from shared.telemetry.resource import resource_of, said_of_resource
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +43,14 @@ class MetricsSettings:
     """0: a free one; None: none."""
     push_interval_s: float | None = None
     """How often they are sent over OTLP; None: never."""
+    resource: Mapping[str, str] = field(default_factory=dict)
+    """What the environment says of this process."""
 
     @staticmethod
     def of(host: str, port: int, environ: Mapping[str, str]) -> "MetricsSettings":
-        """What the settings of a mesh, where port 0 is none, and OpenTelemetry's own variables say together."""
-        return MetricsSettings(host, port or None, _push_interval_s(environ))
+        """What the settings of a mesh, where port 0 is none, and OpenTelemetry's own variables say together. Raises
+        ConfigError if these are wrong about whose metrics they are."""
+        return MetricsSettings(host, port or None, _push_interval_s(environ), said_of_resource(environ))
 
 
 @dataclass(slots=True)
@@ -67,9 +65,9 @@ class Metering:
 
 @asynccontextmanager
 async def metering(
-    actor: Actor[Any], settings: MetricsSettings, tracing: Tracing | None = None
+    actor: Actor[Any], settings: MetricsSettings, more: Sequence[Instrument] = ()
 ) -> AsyncIterator[Metering]:
-    """Make the metrics of an actor and its process known until the context ends."""
+    """Make the metrics of an actor and its process, and `more`, known until the context ends."""
     made = Metering()
     async with AsyncExitStack() as stack:
         if all(map(_is_installed, _PACKAGES)):
@@ -77,12 +75,12 @@ async def metering(
             instruments = [
                 *actor.instruments(),
                 *actor_instruments(actor),
-                *tracing_instruments(tracing or Tracing()),
                 lag.histogram,
                 *process_instruments(time.monotonic()),
+                *more,
             ]
-            started_ns = time.time_ns()
-            resource, render = await asyncio.to_thread(_prepare, actor.identity)
+            started_ns, resource = time.time_ns(), resource_of(actor.identity, settings.resource)
+            render = await asyncio.to_thread(_renderer)
             thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
             stack.callback(thread.shutdown, wait=False, cancel_futures=True)
             made.page = _Page(instruments, resource, render, thread)
@@ -192,9 +190,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _push_interval_s(environ: Mapping[str, str]) -> float | None:
-    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_METRICS_EXPORTER") == "none"
-    endpoints = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    if is_off or not any(environ.get(name) for name in endpoints):
+    if not is_sent(environ, "METRICS"):
         return None
     text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
     try:
@@ -207,12 +203,11 @@ def _push_interval_s(environ: Mapping[str, str]) -> float | None:
     return interval_ms / 1000
 
 
-def _prepare(identity: Identity) -> tuple[dict[str, str], Render]:
-    """Whose metrics they are, and what makes a page of them. Imports what takes a tenth of a second to import."""
-    from shared.telemetry.metrics_resource import resource_of
+def _renderer() -> Render:
+    """What makes a page of metrics. Imports what takes a while to import."""
     from shared.telemetry.metrics_text import render
 
-    return resource_of(identity), render
+    return render
 
 
 def _exporter(resource: Mapping[str, str], started_ns: int) -> Exporter:

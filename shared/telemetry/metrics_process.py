@@ -15,24 +15,10 @@ from shared.actor import Actor
 from shared.health import STALE_AFTER_S
 from shared.messages import Message
 from shared.telemetry.metrics import Histogram, Instrument, Kind, Reading
-from shared.telemetry.tracing import Tracing
 
 _PROC: Final = Path("/proc/self")
 _LAG_INTERVAL_S: Final = 0.25
 _LAG_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-
-
-def tracing_instruments(tracing: Tracing) -> list[Instrument]:
-    """The metrics of the traces of a process."""
-    return [
-        Reading(
-            "shoal.spans.dropped",
-            Kind.COUNTER,
-            "{span}",
-            "Spans that no collector got",
-            lambda: tracing.num_dropped,
-        )
-    ]
 
 
 def process_instruments(started: float) -> list[Instrument]:

@@ -40,9 +40,9 @@ class OtlpSender:
     """Sends spans to a collector."""
 
     def __init__(self, settings: OtlpSettings, resource: Mapping[str, str], version: str) -> None:
-        """`resource` is what this process says of itself, where the environment does not say it."""
+        """`resource` says whose spans they are; `version` which Shoal this is."""
         self._settings = settings
-        self._resource = Resource(attributes=_pairs(dict(resource) | dict(settings.resource)))
+        self._resource = Resource(attributes=_pairs(resource))
         self._scope = InstrumentationScope(name="shoal", version=version)
         headers = {"Content-Type": "application/x-protobuf", "User-Agent": f"shoal/{version}"}
         if settings.has_gzip:

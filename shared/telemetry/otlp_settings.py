@@ -1,4 +1,5 @@
-"""Where spans are exported to, and how: OpenTelemetry's own variables, as its specification has them.
+"""Whether anything is sent over OTLP, and where spans go, and how: OpenTelemetry's own variables, as its specification
+has them.
 
 What is set for traces alone (`OTEL_EXPORTER_OTLP_TRACES_…`) outweighs what is set for everything
 (`OTEL_EXPORTER_OTLP_…`). Without an endpoint nothing is exported. Everything is checked at start.
@@ -9,10 +10,11 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
 from shared.log import without_passwords
+from shared.telemetry.resource import pairs_in, said_of_resource
 
 T = TypeVar("T")
 
@@ -37,33 +39,38 @@ class OtlpSettings:
     """What the environment says of this process."""
 
 
+def is_sent(environ: Mapping[str, str], signal: str) -> bool:
+    """Whether TRACES, or METRICS, are to be sent over OTLP: there is somewhere to send them to, and it is not switched
+    off. A variable that is empty is as good as none."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if environ.get(f"OTEL_{signal}_EXPORTER", "").strip() == "none":
+        return False
+    endpoints = (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return any(environ.get(name, "").strip() for name in endpoints)
+
+
 def otlp_settings(environ: Mapping[str, str]) -> OtlpSettings | None:
     """What the environment says; None if nothing is to be exported. Raises ConfigError that names what is wrong."""
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return None
-    if environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
-        return None
-    endpoint = _endpoint(environ)
-    if endpoint is None:
+    if not is_sent(environ, "TRACES"):
         return None
     _read(environ, "PROTOCOL", _PROTOCOL, _check_protocol)
     return OtlpSettings(
-        endpoint=endpoint,
-        headers=_read(environ, "HEADERS", "", _pairs, is_secret=True),
+        endpoint=_endpoint(environ),
+        headers=_read(environ, "HEADERS", "", pairs_in, is_secret=True),
         timeout_s=_read(environ, "TIMEOUT", _DEFAULT_TIMEOUT_MS, _seconds),
         has_gzip=_read(environ, "COMPRESSION", "none", _is_gzip),
         tls=_tls(environ),
-        resource=_resource(environ),
+        resource=said_of_resource(environ),
     )
 
 
-def _endpoint(environ: Mapping[str, str]) -> str | None:
+def _endpoint(environ: Mapping[str, str]) -> str:
     """One for traces is used as it is; to a general one, the path of traces is added."""
-    for prefix, path in zip(_PREFIXES, ("", "/v1/traces"), strict=True):
-        name = f"{prefix}ENDPOINT"
-        if text := environ.get(name, "").strip():
-            return _checked(name, text, _address) + path
-    return None
+    own, general = (f"{prefix}ENDPOINT" for prefix in _PREFIXES)
+    if text := environ.get(own, "").strip():
+        return _checked(own, text, _address)
+    return _checked(general, environ[general].strip(), _address) + "/v1/traces"
 
 
 def _address(text: str) -> str:
@@ -92,17 +99,6 @@ def _is_gzip(text: str) -> bool:
     return text == "gzip"
 
 
-def _pairs(text: str) -> dict[str, str]:
-    """`key=value` pairs with commas between them; values are percent-encoded."""
-    pairs = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = item.partition("=")
-        if not (equals and key.strip()):
-            raise ValueError("must be key=value pairs with commas between them")
-        pairs[key.strip()] = unquote(value.strip())
-    return pairs
-
-
 def _tls(environ: Mapping[str, str]) -> ssl.SSLContext | None:
     authority, certificate, key = (
         _read(environ, name, "", str) for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
@@ -116,14 +112,6 @@ def _tls(environ: Mapping[str, str]) -> ssl.SSLContext | None:
     except OSError as error:  # also what is wrong with what is in the files
         raise ConfigError(f"{_PREFIXES[1]}CERTIFICATE, CLIENT_CERTIFICATE or CLIENT_KEY: {error}") from error
     return context
-
-
-def _resource(environ: Mapping[str, str]) -> dict[str, str]:
-    name = "OTEL_RESOURCE_ATTRIBUTES"
-    resource = _checked(name, environ.get(name, ""), _pairs)
-    if service := environ.get("OTEL_SERVICE_NAME", "").strip():
-        resource["service.name"] = service
-    return resource
 
 
 def _read(

@@ -3,7 +3,6 @@
 Nothing of OpenTelemetry is imported where nothing is exported.
 """
 
-import importlib.metadata
 import importlib.util
 import logging
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from shared.actor import Identity
 from shared.config import MeshConfig
 from shared.log import without_passwords
 from shared.telemetry.otlp_settings import OtlpSettings, otlp_settings
+from shared.telemetry.resource import resource_of, version_of_shoal
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Exporter, Tracing
 
@@ -42,18 +42,5 @@ def _exporter(identity: Identity, settings: OtlpSettings) -> Exporter | None:
     from shared.telemetry.otlp import OtlpSender
 
     log.info("spans are exported", extra={"endpoint": without_passwords(settings.endpoint)})
-    version = _version()
-    resource = {
-        "service.name": f"shoal-{identity.service}",
-        "service.instance.id": identity.instance_id,
-        "service.version": version,
-        "shoal.instance.name": identity.name,
-    }
-    return QueueExporter(OtlpSender(settings, resource, version))
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("shoal")
-    except importlib.metadata.PackageNotFoundError:  # run from its source, as in containers
-        return "0"
+    resource = resource_of(identity, settings.resource)
+    return QueueExporter(OtlpSender(settings, resource, version_of_shoal() or "0"))

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from shared.ids import RequestId
 from shared.messages import Span, StepTaken, TraceContext
+from shared.telemetry.metrics import Instrument, Kind, Reading
 from shared.telemetry.store import SpanStore
 
 _random: Final = Random()  # seeded by the operating system; ids of spans need not be secret
@@ -71,11 +72,6 @@ class Tracing:
         self.steps_of: StepsOf = _no_steps
         self._sampled_below = round(sample_ratio * 2**_RATIO_BITS)
 
-    @property
-    def num_dropped(self) -> int:
-        """Spans that were to be exported and never arrived, since start."""
-        return 0 if self.exporter is None else self.exporter.num_dropped
-
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
         """Where a request that comes from outside belongs: in its client's trace, or at the top of one that begins.
 
@@ -103,6 +99,18 @@ class Tracing:
         """Have a finished span exported, if its trace is to be, without keeping it."""
         if self.exporter is not None and span.context.is_sampled:
             self.exporter.offer(span)
+
+    def instruments(self) -> list[Instrument]:
+        """What can be measured of it: spans that were to be exported and were not."""
+        return [
+            Reading(
+                "shoal.spans.dropped",
+                Kind.COUNTER,
+                "{span}",
+                "Spans that never reached their collector",
+                lambda: self.exporter.num_dropped if self.exporter is not None else 0,
+            )
+        ]
 
     def close(self, within_s: float) -> None:
         """Nothing more comes: have what waits exported, as far as the time reaches."""

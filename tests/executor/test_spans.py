@@ -10,7 +10,7 @@ from shared.sampling import SamplingParams
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing
 from tests.executor.stage import Stage
-from tests.shared.telemetry.spans import request_id
+from tests.telemetry.spans import request_id
 
 MS = 1_000_000
 END = 1_700_000_000_000 * MS
@@ -62,7 +62,7 @@ class _Steps:
         plan = StepPlan(self._num_steps, released=int32s(released), assigned=assigned, slots=int32s(slots))
         self.spans.planned(self.epoch, plan)
         result = StepResult(plan.step_id, int32s(slots), duration_s=0.004)
-        finished = StepFinished(self.epoch, 7, result, ended_ns=END + 5 * MS * self._num_steps)
+        finished = StepFinished(self.epoch, 7, result, len(slots), END + 5 * MS * self._num_steps)
         if finishes:
             self.spans.finished(finished)
         return finished
@@ -90,7 +90,7 @@ def test_a_step_tells_when_it_was_how_long_it_took_and_how_much_it_was() -> None
     result = StepResult(
         1, int32s([5, 6, 7, 8]), duration_s=0.0045, num_tokens=int32s([3, 1]), num_drafted=int32s([4, 1])
     )
-    steps.spans.finished(StepFinished(1, 12, result, ended_ns=END))
+    steps.spans.finished(StepFinished(1, 12, result, 2, END))
     (taken,) = steps.tracing.steps_of(request_id(1))
     assert (taken.step_id, taken.start_ns, taken.duration_ns) == (1, END - 4_500_000, 4_500_000)
     assert (taken.num_rows, taken.num_tokens, taken.num_drafted, taken.num_right) == (2, 12, 5, 2)

@@ -129,8 +129,8 @@ async def running_gateway(
     transport, fake = MemoryTransport(broker), FakeMesh(broker)
     await transport.connect()
     identity = Identity(Service.GATEWAY, new_instance_id(Service.GATEWAY), "gateway")
-    own_settings = GatewayConfig(port=0, **settings)
-    gateway = Gateway(identity, transport, clock, own_settings, logs_content=logs_content, tracing=tracing)
+    config = GatewayConfig(port=0, **settings)
+    gateway = Gateway(identity, transport, clock, config, logs_content=logs_content, tracing=tracing)
     await Answering(identity, transport, tracing).start()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)

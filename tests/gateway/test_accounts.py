@@ -10,7 +10,9 @@ import pytest
 from services.gateway.accounts import Account
 from shared.errors import InvalidRequest
 from shared.ids import RequestId
-from shared.messages import ErrorInfo, Outcome, Usage, trace_id_of
+from shared.messages import ErrorInfo, Outcome, Usage
+from shared.telemetry.tracing import Tracing
+from tests.gateway.following import HEADERS, TRACE_ID
 from tests.gateway.harness import CHAT, COMPLETION, Harness, running_gateway
 from tests.gateway.peers import connected
 
@@ -20,7 +22,6 @@ SECRET = "the launch code is 0000"
 def make_account(**fields: Any) -> Account:
     account = Account(
         request_id=RequestId("req-1"),
-        trace_id="",
         operation="chat",
         model="m",
         tenant="default",
@@ -64,7 +65,21 @@ async def test_access_event_tells_who_how_much_and_how_long(harness: Harness, ca
         "total_ms": 750.0,
     }
     assert {name: event[name] for name in expected} == expected
-    assert event["trace_id"] == trace_id_of(request.message.trace) != ""
+    assert request.message.trace is not None
+    assert event["trace_id"] == request.message.trace.trace_id.hex()
+
+
+async def test_without_traces_events_have_no_id_of_one(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_gateway(tracing=Tracing()) as harness:
+        with caplog.at_level(logging.INFO):
+            async with harness.post("/v1/chat/completions", CHAT | {"temperature": 9}, headers=HEADERS):
+                pass
+            response, request = await harness.open_stream(CHAT)
+            await request.finish()
+            await response.text()
+    for sentence in ("request refused", "request ended"):
+        (event,) = events(caplog, sentence)
+        assert "trace_id" not in event
 
 
 async def test_each_request_has_one_access_event(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,18 +102,18 @@ async def test_each_refusal_has_one_access_event_with_the_id_that_its_client_got
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        async with harness.post("/v1/chat/completions", CHAT | {"temperature": 9}) as response:
+        async with harness.post("/v1/chat/completions", CHAT | {"temperature": 9}, headers=HEADERS) as response:
             request_id = response.headers["X-Request-Id"]
         async with harness.post("/v1/completions", COMPLETION | {"model": "other"}), connected(harness) as peer:
             await peer.send({"type": "request.create", "id": "a", "body": CHAT | {"temperature": 9}})
-            failed = await peer.receive()
-    refusals = [
-        (event.get("request_id", "none"), event["operation"], event["code"])
-        for event in events(caplog, "request refused")
-    ]
+            frame = await peer.receive()
+    refused = events(caplog, "request refused")
+    assert refused[0]["trace_id"] == TRACE_ID
+    assert len({event["trace_id"] for event in refused}) == 3, "each has one"
+    refusals = [(event["request_id"], event["operation"], event["code"]) for event in refused]
     assert refusals[0] == (request_id, "chat", "invalid_value")
     assert refusals[1][1:] == ("text_completion", "model_not_found")
-    assert refusals[2] == (failed["request_id"], "chat", "invalid_value")
+    assert refusals[2] == (frame["request_id"], "chat", "invalid_value")
     assert len(refusals) == 3
 
 

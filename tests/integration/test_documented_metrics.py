@@ -8,10 +8,10 @@ import pytest
 
 from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
+from shared.ids import Service
 from shared.telemetry.metrics import Family, Histogram, Instrument, Kind
-from shared.telemetry.metrics_process import LoopLag, actor_instruments, process_instruments, tracing_instruments
+from shared.telemetry.metrics_process import LoopLag, actor_instruments, process_instruments
 from shared.telemetry.metrics_text import metric_of, text_name
-from shared.telemetry.tracing import Tracing
 from tests.integration.in_process import InProcessMesh, in_process_mesh, load_runner
 from tests.tiny_models import make_tiny_model
 
@@ -39,8 +39,8 @@ async def instruments(folder: Path, runner: ModelRunner) -> AsyncIterator[list[I
 
 def all_instruments(mesh: InProcessMesh) -> list[Instrument]:
     own = [instrument for actor in mesh.actors for instrument in actor.instruments()]
-    of_actors = [*actor_instruments(mesh.gateway), *tracing_instruments(Tracing())]
-    return [*own, *of_actors, LoopLag().histogram, *process_instruments(0.0)]
+    of_all = [*actor_instruments(mesh.gateway), LoopLag().histogram, *process_instruments(0.0)]
+    return [*own, *of_all, *mesh.tracings[Service.GATEWAY].instruments()]
 
 
 def rows(num_cells: int) -> list[list[str]]:

@@ -12,13 +12,15 @@ from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from services.gateway.config import GatewayConfig
 from services.gateway.service import Gateway
+from services.gateway.submissions import Outgoing
 from services.scheduler.config import SchedulerConfig
 from shared.ids import Service
+from shared.messages import RequestReleased
 from shared.transport import Transport
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
-from tests.integration.cast import Cast, Disconnected, Disturbance, Player, Streamed, cast, create, follow
+from tests.integration.cast import Cast, Disconnected, Disturbance, Player, Streamed, cast, create, follow, resume
 from tests.integration.in_process import load_runner
 from tests.tiny_models import make_tiny_model
 
@@ -130,6 +132,15 @@ def check_same(bodies: list[dict[str, Any]], streamed: list[Streamed], expected:
             assert value == wanted[name], f"{name} of {body}"
 
 
+def check_times(streamed: list[Streamed]) -> None:
+    """The times that are told are those of the whole request, however many schedulers have had it."""
+    for stream in streamed:
+        assert stream.end is not None
+        timing, seen_s = stream.end["timing"], stream.ended_at - stream.accepted_at
+        assert timing["total_s"] > seen_s - 0.5, "the client saw more than half a second that nobody accounts for"
+        assert timing["queue_s"] <= timing["first_token_s"] <= timing["total_s"]
+
+
 def num_resubmitted(mesh: Cast) -> int:
     """How often requests were given to another scheduler."""
     gateways = [player.actor for player in mesh.of(Service.GATEWAY)]
@@ -158,27 +169,29 @@ async def test_streams_go_on_as_if_nothing_had_been(
     check_same(bodies, streamed, expected)
     if service is Service.SCHEDULER:
         assert num_resubmitted(mesh) > 0
+        check_times(streamed)
 
 
 async def test_a_scheduler_that_drains_hands_over_at_once_and_new_requests_are_served(mesh: Cast) -> None:
     bodies, expected = await undisturbed(mesh)
     seconds = 0.0
+    new: list[None] = []
 
     async def disturb(streamed: list[Streamed]) -> None:
         nonlocal seconds
         await until_begun(streamed, 300)
         began = time.monotonic()
         leaving = asyncio.create_task(find(mesh, Service.SCHEDULER).leave(deadline_s=60.0))
-        new = Streamed()
-        while not new.text:  # until the other scheduler has the executors, new requests are refused for a second
-            (new,) = await mesh.stream_all(bodies[:1])
-        check_same(bodies[:1], [new], expected[:1])
+        while not leaving.done():
+            check_same(bodies[:1], await mesh.stream_all(bodies[:1]), expected[:1])
+            new.append(None)
         await leaving
         seconds = time.monotonic() - began
 
     streamed = await mesh.stream_all(bodies, disturb)
     check_same(bodies, streamed, expected)
     assert seconds < 20, "what ran was not waited for"
+    assert new, "some came while hands changed"
 
 
 @pytest.mark.parametrize("away_s", [0.0, 4.0])
@@ -263,6 +276,74 @@ async def test_streams_survive_the_loss_of_their_scheduler_and_then_of_their_gat
     assert sum(stream.end is None for stream in streamed) > 3
     await mesh.resume_all(streamed)
     check_same(bodies, streamed, expected)
+
+
+async def test_streams_survive_a_gateway_that_dies_before_it_has_taken_them_elsewhere(mesh: Cast) -> None:
+    """Their scheduler has let them go, and no other one has them yet."""
+    bodies, expected = await undisturbed(mesh)
+    leaving: list[asyncio.Task[None]] = []
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        gateway, scheduler = find(mesh, Service.GATEWAY), find(mesh, Service.SCHEDULER)
+        released = asyncio.Event()
+
+        async def hear(_message: RequestReleased) -> None:
+            released.set()
+
+        gateway.actor.mesh.given_back = hear  # type: ignore[attr-defined]
+        leaving.append(asyncio.create_task(scheduler.leave(deadline_s=60.0)))
+        await asyncio.wait_for(released.wait(), 20)
+        await gateway.kill()
+
+    streamed = await follow_until_cut_off(mesh, bodies, disturb)
+    assert sum(stream.end is None for stream in streamed) > 3
+    await mesh.resume_all(streamed)
+    check_same(bodies, streamed, expected)
+    await asyncio.wait_for(leaving[0], 20)
+
+
+async def test_a_gateway_that_asks_late_takes_nothing_from_the_one_that_its_client_went_on_to(mesh: Cast) -> None:
+    """The client asks one gateway, whose question stays on its way, loses patience, and is served by another one."""
+    bodies, expected = await undisturbed(mesh)
+    await mesh.add(Service.GATEWAY)
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        await find(mesh, Service.GATEWAY).kill()
+
+    streamed = await follow_until_cut_off(mesh, bodies, disturb)
+    held_up, send = hold_up_questions(find(mesh, Service.GATEWAY))
+    async with mesh.session.ws_connect(f"{mesh.url()}/v1/stream") as socket:
+        for number, stream in enumerate(streamed):
+            if stream.end is None:
+                await socket.send_json(resume(number, stream))
+        await mesh.until(lambda: len(held_up) >= sum(stream.end is None for stream in streamed) > 3)
+    num_before = sum(stream.num_tokens for stream in streamed)
+
+    async def ask_late() -> None:
+        await mesh.until(lambda: sum(stream.num_tokens for stream in streamed) > num_before + 100)
+        await send(held_up)
+
+    asking = asyncio.create_task(ask_late())
+    await mesh.resume_all(streamed, gateway=1)
+    await asking
+    check_same(bodies, streamed, expected)
+
+
+def hold_up_questions(gateway: Player) -> tuple[list[Outgoing], Callable[[list[Outgoing]], Awaitable[None]]]:
+    """Keep what a gateway asks all schedulers from now on; that, and what sends it."""
+    held_up: list[Outgoing] = []
+    mesh = gateway.actor.mesh  # type: ignore[attr-defined]
+    publish, look_for = mesh.publish, mesh.adoptions.look_for
+
+    def hold_up(*arguments: Any) -> Any:
+        answer, outgoing = look_for(*arguments)
+        held_up.extend(outgoing)
+        return answer, []
+
+    mesh.adoptions.look_for = hold_up
+    return held_up, publish
 
 
 async def test_a_request_can_be_read_again_after_its_end(mesh: Cast) -> None:

@@ -1,8 +1,9 @@
 """What a whole mesh logs: that requests were there and how they ended, and not a word of what was said in them."""
 
+import io
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ import pytest
 
 from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
+from shared import log as logs
+from shared.ids import Service
+from shared.transport.memory import MemoryBroker, MemoryTransport
+from tests.integration.cast import Streamed, cast, create, follow, resume
 from tests.integration.in_process import MODEL, InProcessMesh, in_process_mesh, load_runner
+from tests.integration.traces import HEADERS, LONG, TRACE_ID
 from tests.tiny_models import make_tiny_model
 
 SECRET = "the launch code is 0000"
@@ -59,3 +65,44 @@ async def test_no_service_logs_prompts_or_outputs_at_any_level(
     assert SECRET not in logged
     for text in said:
         assert json.dumps(text)[1:-1] not in logged, "an output"
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What this process writes as it would if it were one service."""
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = list(root.handlers), root.level
+    logs.configure(name="all", level="info", style="json", stream=stream)
+    yield stream
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def test_all_services_name_a_request_and_its_clients_trace_alike(
+    folder: Path, runner: ModelRunner, lines: io.StringIO
+) -> None:
+    """One that is resumed at another gateway: then the scheduler has something to say of it, too."""
+    broker, streamed = MemoryBroker(), [Streamed()]
+    async with cast(folder, [runner], lambda _name: MemoryTransport(broker)) as mesh:
+        (executor,) = mesh.of(Service.EXECUTOR)
+        executor.freeze()
+        async with (
+            mesh.session.ws_connect(f"{mesh.url(0)}/v1/stream", headers=HEADERS) as first,
+            mesh.session.ws_connect(f"{mesh.url(1)}/v1/stream") as second,
+        ):
+            await first.send_json(create(0, LONG))
+            streamed[0].request_id = (await first.receive_json(timeout=20))["request_id"]
+            await second.send_json(resume(0, streamed[0]))
+            await mesh.until(lambda: "request moved" in lines.getvalue())
+            executor.thaw()
+            await follow(second, streamed)
+        await mesh.until_nothing_is_left()
+    told = [json.loads(line) for line in lines.getvalue().splitlines()]
+    about_it = [event for event in told if event.get("request_id") == streamed[0].request_id]
+    assert {event["event"]: event["logger"].split(".")[1] for event in about_it} == {
+        "request adopted": Service.SCHEDULER,
+        "request moved to another gateway": Service.GATEWAY,
+        "request ended": Service.GATEWAY,
+    }
+    assert [event["trace_id"] for event in about_it] == [TRACE_ID] * 3

@@ -37,7 +37,10 @@ async def pages(folder: Path) -> AsyncIterator[list[Page]]:
     """What Prometheus would read of each service."""
     runner = load_runner(folder, ExecutorConfig(max_slots=4, threads=1, kv_cache_mb=16))
     async with in_process_mesh(folder, runner) as mesh, AsyncExitStack() as stack:
-        shown = [await stack.enter_async_context(metering(actor, MetricsSettings())) for actor in mesh.actors]
+        shown = []
+        for actor in mesh.actors:
+            tracing = mesh.tracings[actor.identity.service]
+            shown.append(await stack.enter_async_context(metering(actor, MetricsSettings(), tracing.instruments())))
         await _some_requests(mesh)
         yield [await _page(each) for each in shown]
 

@@ -14,6 +14,7 @@ import pytest
 
 from shared import log as logs
 from shared.log import about, without_passwords
+from shared.messages import TraceContext
 
 
 @pytest.fixture(autouse=True)
@@ -155,8 +156,9 @@ def test_passwords_in_addresses_are_hidden(text: str, shown: str) -> None:
 
 def test_events_about_a_request_have_its_id_and_that_of_its_trace_if_it_has_one() -> None:
     stream = _configure("json")
+    trace = TraceContext(bytes.fromhex("4bf92f3577b34da6a3ce929d0e0e4736"), b"\1" * 8)
     log.info("request ended", extra=about("req-1"))
-    log.info("request ended", extra=about("req-2", "4bf92f3577b34da6a3ce929d0e0e4736") | {"model": "tiny"})
+    log.info("request ended", extra=about("req-2", trace) | {"model": "tiny"})
     first, second = map(json.loads, stream.getvalue().splitlines())
     assert first["request_id"] == "req-1"
     assert "trace_id" not in first

@@ -13,12 +13,12 @@ from shared.actor import Actor, Identity, Tick
 from shared.cli.mesh.ports import free_port
 from shared.clock import FakeClock
 from shared.codec import encode
+from shared.errors import ConfigError
 from shared.ids import InstanceId, Service
-from shared.messages import AttachExecutor, DetokenizerStatus, Span, Status
+from shared.messages import AttachExecutor, DetokenizerStatus, Status
 from shared.telemetry import metering as under_test
 from shared.telemetry.metering import MetricsSettings, metering
 from shared.telemetry.metrics import Histogram, Instrument, Kind, MetricsPage, Reading
-from shared.telemetry.tracing import Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.shared.telemetry.collector import Collector
 from tests.shared.telemetry.scrape import Page, fetch, scrape
@@ -80,16 +80,6 @@ async def actor(memory_broker: MemoryBroker) -> AsyncIterator[_Actor]:
         await running
 
 
-class LosingExporter:
-    """Has dropped some spans."""
-
-    num_dropped = 7
-
-    def offer(self, span: Span) -> None: ...
-
-    def close(self, within_s: float) -> None: ...
-
-
 async def tell(actor: _Actor, times: int) -> None:
     message = encode(AttachExecutor(InstanceId("scheduler-1")))
     before = actor.num_heard
@@ -99,7 +89,7 @@ async def tell(actor: _Actor, times: int) -> None:
 
 
 async def test_the_page_has_what_the_actor_counts_and_what_all_processes_tell(actor: _Actor) -> None:
-    async with metering(actor, OWN_PORT, Tracing(exporter=LosingExporter())) as made:
+    async with metering(actor, OWN_PORT) as made:
         await tell(actor, 3)
         actor.words.record(2, "en")
         page = await scrape(made.address)
@@ -117,7 +107,6 @@ async def test_the_page_has_what_the_actor_counts_and_what_all_processes_tell(ac
     assert page.value("process_unix_file_descriptor_count") > 3
     assert page.value("process_thread_count") >= 1
     assert page.value("process_uptime_seconds") >= 0
-    assert page.value("shoal_spans_dropped_total") == 7
     (target,) = page.families["target_info"].samples
     assert target.labels["service_name"] == "shoal-executor"
     assert target.labels["service_instance_id"] == "executor-1"
@@ -225,14 +214,14 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
     """Receives what is sent over OTLP; not yet listening."""
     collector = Collector(free_port())
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=trial,service.name=mine")
     return collector
 
 
 async def test_metrics_are_sent_again_and_again_and_once_at_the_end(actor: _Actor, collector: Collector) -> None:
     with collector:
         actor.words.record(1.5, "en")
-        async with metering(actor, MetricsSettings(push_interval_s=0.05)):
+        said = {"deployment.environment.name": "trial", "service.name": "mine"}
+        async with metering(actor, MetricsSettings(push_interval_s=0.05, resource=said)):
             await collector.until(2)
             await tell(actor, 4)
     received = collector.received
@@ -263,7 +252,7 @@ async def test_a_collector_that_is_away_holds_nobody_up(
     actor: _Actor, collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "_LAST_PUSH_S", 0.2)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "200")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         async with metering(actor, MetricsSettings(port=0, push_interval_s=0.02)) as made:
@@ -294,9 +283,23 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
         (ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "nan"}, 60),
         (ENDPOINT | {"OTEL_SDK_DISABLED": "true"}, None),
         (ENDPOINT | {"OTEL_METRICS_EXPORTER": "none"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, None),
     ],
 )
 def test_opentelemetrys_variables_decide_whether_and_how_often_they_are_sent(
     environ: dict[str, str], interval_s: float | None
 ) -> None:
     assert MetricsSettings.of("::1", 0, environ) == MetricsSettings("::1", None, interval_s)
+
+
+def test_whose_metrics_they_are_is_in_the_same_variables() -> None:
+    said = {"OTEL_RESOURCE_ATTRIBUTES": "service.name=ignored,zone=a%2Cb", "OTEL_SERVICE_NAME": "llm"}
+    assert MetricsSettings.of("::1", 0, said).resource == {"service.name": "llm", "zone": "a,b"}
+    with pytest.raises(ConfigError, match="OTEL_RESOURCE_ATTRIBUTES='zone': must be key=value pairs"):
+        MetricsSettings.of("::1", 0, {"OTEL_RESOURCE_ATTRIBUTES": "zone"})
+
+
+async def test_what_else_is_to_be_measured_is_on_the_page(actor: _Actor) -> None:
+    more = [Reading("test.more", Kind.COUNTER, "{thing}", "More", lambda: 7)]
+    async with metering(actor, OWN_PORT, more) as made:
+        assert (await scrape(made.address)).value("test_more_total") == 7

@@ -1,4 +1,4 @@
-"""What following requests costs: `python -m tests.shared.telemetry.measure_tracing`.
+"""What following requests costs: `python -m tests.telemetry.measure_cost`.
 
 Each service's collaborator is given what its service gives it for one request, or for one step in which outputs go on,
 with spans kept, with spans kept and offered to an exporter, and with nothing followed. What an exporter's thread does
@@ -196,7 +196,7 @@ def executor_step(tracing: Tracing, num_rows: int) -> Callable[[], None]:
     spans.planned(1, StepPlan(1, assigned=assigned, slots=int32s(range(num_rows))))
     plan = StepPlan(2, slots=int32s(range(num_rows)))
     finished = StepFinished(
-        1, num_rows, StepResult(2, int32s([5] * num_rows), duration_s=0.005), ended_ns=time.time_ns()
+        1, num_rows, StepResult(2, int32s([5] * num_rows), duration_s=0.005), num_rows, time.time_ns()
     )
 
     def run() -> None:

@@ -3,15 +3,15 @@
 import pytest
 
 from shared.messages import Span
+from shared.telemetry.metrics import snapshot
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing, new_span_id, new_trace_id
-from tests.shared.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
+from tests.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
 
 
 class _Exporter:
-    num_dropped = 0
-
     def __init__(self) -> None:
+        self.num_dropped = 0
         self.spans: list[Span] = []
         self.closed_within_s: float | None = None
 
@@ -20,6 +20,15 @@ class _Exporter:
 
     def close(self, within_s: float) -> None:
         self.closed_within_s = within_s
+
+
+def test_spans_that_do_not_arrive_can_be_counted_from_outside() -> None:
+    exporter = _Exporter()
+    exporter.num_dropped = 3
+    (family,) = snapshot(Tracing(exporter=exporter).instruments())
+    assert (family.instrument.name, family.points) == ("shoal.spans.dropped", {(): 3})
+    (family,) = snapshot(Tracing().instruments())
+    assert family.points == {(): 0}, "where nothing is exported, too: alerts want a number"
 
 
 def test_where_nothing_is_kept_nor_exported_nobody_is_followed() -> None:

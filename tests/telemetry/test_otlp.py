@@ -21,8 +21,8 @@ from shared.telemetry.otlp import OtlpSender
 from shared.telemetry.otlp_settings import OtlpSettings
 from shared.telemetry.settings import tracing_of
 from shared.telemetry.tracing import Tracing
-from tests.shared.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
-from tests.shared.telemetry.trace_collector import Collector, collecting
+from tests.telemetry.collector import Collector, collecting
+from tests.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
 
 IDENTITY = Identity(Service.SCHEDULER, InstanceId("scheduler-0a1b"), "scheduler-1")
 RESOURCE = {"service.name": "shoal-scheduler", "service.instance.id": "scheduler-0a1b"}
@@ -65,10 +65,8 @@ def test_what_is_at_the_top_of_a_trace_has_no_parent_and_an_error_is_a_status(co
     assert (told.parent_id, told.kind, told.is_error) == ("", "INTERNAL", True)
 
 
-def test_the_environment_has_the_last_word_on_what_a_process_is(collector: Collector) -> None:
-    own = {"service.name": "llm", "deployment.environment.name": "test"}
-    assert sender(collector, resource=own, headers={"api-key": "secret"}).send([span_of(1)]) is None
-    assert collector.spans[0].resource == RESOURCE | own
+def test_a_collector_gets_the_headers_that_it_wants(collector: Collector) -> None:
+    assert sender(collector, headers={"api-key": "secret"}).send([span_of(1)]) is None
     assert collector.headers[0]["api-key"] == "secret"
 
 
@@ -146,6 +144,17 @@ def test_spans_go_from_a_service_to_the_collector_that_its_environment_names(col
     assert told.resource["service.version"]
     assert told.attributes["shoal.request.id"] == request_id(1)
     assert collector.paths == ["/v1/traces"]
+
+
+def test_the_environment_has_the_last_word_on_what_a_process_is(collector: Collector) -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_SERVICE_NAME": "llm"}
+    environ["OTEL_RESOURCE_ATTRIBUTES"] = "deployment.environment.name=test"
+    tracing = tracing_of(IDENTITY, MeshConfig(), environ)
+    tracing.record(span_of(1))
+    tracing.close(10.0)
+    resource = collector.spans[0].resource
+    assert (resource["service.name"], resource["deployment.environment.name"]) == ("llm", "test")
+    assert (resource["service.instance.id"], resource["shoal.instance.name"]) == ("scheduler-0a1b", "scheduler-1")
 
 
 def test_nothing_is_exported_where_no_share_of_requests_is_to_be(collector: Collector) -> None:
