@@ -6,6 +6,7 @@ a method named after the event.
 """
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
@@ -68,6 +69,7 @@ class Actor(ABC, Generic[M]):
         self._decoder: Decoder[M] = Decoder(inbound)
         self._mailbox: deque[M | Tick] = deque()
         self._wake = asyncio.Event()
+        self._beat_is_due = asyncio.Event()
         self._drain_until = float("inf")
         self._background: list[asyncio.Task[None]] = []
 
@@ -141,6 +143,10 @@ class Actor(ABC, Generic[M]):
         self._mailbox.append(message)
         self._wake.set()
 
+    def announce(self) -> None:
+        """Beat at once: something has changed that others wait for, such as what this instance serves or who has it."""
+        self._beat_is_due.set()
+
     # Phases.
 
     async def __aenter__(self) -> Self:
@@ -184,6 +190,7 @@ class Actor(ABC, Generic[M]):
         self.is_draining = True
         self._drain_until = min(self._drain_until, self.clock.now() + deadline_s)
         self._wake.set()
+        self.announce()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -220,8 +227,11 @@ class Actor(ABC, Generic[M]):
 
     async def _beat_for_ever(self) -> None:
         while True:
+            self._beat_is_due.clear()
             await self._beat()
-            await asyncio.sleep(BEAT_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_INTERVAL_S):
+                    await self._beat_is_due.wait()
 
     async def _beat(self, *, is_leaving: bool = False) -> None:
         if not self.transport.is_connected:

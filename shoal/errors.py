@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from shoal.results import Usage, usage_of
+
 
 class ShoalError(Exception):
     """The root of everything that this library raises on purpose."""
@@ -27,6 +29,7 @@ class RequestError(ShoalError):
         param: str | None = None,
         retry_after_s: float | None = None,
         request_id: str | None = None,
+        usage: Usage | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -38,6 +41,8 @@ class RequestError(ShoalError):
         """When to try again, if that makes sense."""
         self.request_id = request_id
         """What its trace is found by; None if the gateway gave it none."""
+        self.usage = usage
+        """What it consumed, if it failed or was cancelled after some output."""
 
 
 class InvalidRequest(RequestError):
@@ -119,6 +124,7 @@ def error_of(event: Mapping[str, Any]) -> RequestError:
         param=error.get("param"),
         retry_after_s=event.get("retry_after_s"),
         request_id=event.get("request_id"),
+        usage=usage_of(event["usage"]) if event.get("usage") else None,
     )
 
 

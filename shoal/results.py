@@ -54,7 +54,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time went, in seconds since the request reached its scheduler."""
+    """Where the time went, in seconds since the request reached a scheduler, whichever went on with it since."""
 
     queue_s: float
     first_token_s: float

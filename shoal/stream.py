@@ -24,7 +24,7 @@ from shoal.errors import (
 )
 from shoal.gateways import Gateways
 from shoal.received import Gap, Received
-from shoal.results import Delta, Result
+from shoal.results import Delta, Result, usage_of
 
 NAME: Final = "stream"
 """The request's name on its connection, which it has for itself."""
@@ -165,7 +165,8 @@ class Stream:
             case "request.completed":
                 self.result = self._received.result(event)
             case "request.cancelled":
-                raise RequestCancelled("The request was cancelled.", request_id=self.request_id)
+                usage = usage_of(event["usage"]) if event.get("usage") else None
+                raise RequestCancelled("The request was cancelled.", request_id=self.request_id, usage=usage)
             case "request.failed" | "error":
                 self._fail(error_of(event))
             case "going_away" if self._connection is not None:

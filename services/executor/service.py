@@ -194,6 +194,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         self._tenure = Tenure(scheduler_id, self._last_epoch, self.clock.now())
         self._thread.reset(self._last_epoch)
         self._spans.reset()
+        self.announce()
         log.info("held", extra={"scheduler": scheduler_id, "epoch": self._last_epoch})
         return self._tenure
 
@@ -217,6 +218,7 @@ class Executor(Actor[ExecutorInbound | StepFinished | StepThreadFailed]):
         self._tenure = None
         self._thread.reset(0)
         self._spans.reset()
+        self.announce()
 
     async def _run_step(self, message: RunStep) -> None:
         """Take the next plan; answer an old one again; ask for those before one that is too early."""

@@ -1,5 +1,10 @@
-"""Which models there are, whether one can be served now, and by which scheduler. Knows it from presence alone."""
+"""Which models there are, whether one can be served, and by which scheduler. Knows it from presence alone.
 
+When one scheduler drains, or has died, and another is about to take its executors, a model counts as served in between:
+requests wait for that moment.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,6 +17,9 @@ from shared.presence import Directory
 _REMEMBERED_S = 60.0
 """So long after its last instance vanished a model is unavailable rather than unknown."""
 _RETRY_AFTER_S = 1.0
+_CHANGES_HANDS_S = 5.0
+"""Executors that no scheduler has taken for so long will not be taken soon. Usually it takes a small part of a second;
+after the death of a scheduler, as long as its executors need to notice."""
 
 
 class Admission:
@@ -21,6 +29,8 @@ class Admission:
         self._directory = directory
         self._clock = clock
         self._last_named: dict[str, float] = {}
+        self._last_complete: dict[str, float] = {}
+        """When each model last lacked nothing."""
         self._num_given: Counter[InstanceId] = Counter()
         """Requests given to each scheduler since its last beat, which its own counts cannot show yet."""
 
@@ -30,10 +40,13 @@ class Admission:
             self._last_named[model] = self._clock.now()
         self._num_given.pop(beat.instance_id, None)
 
-    def forget(self) -> None:
-        """Drop models that nobody has named for a while. Call it now and then."""
-        oldest = self._clock.now() - _REMEMBERED_S
-        self._last_named = {model: named for model, named in self._last_named.items() if named >= oldest}
+    def tick(self) -> None:
+        """Look which models lack nothing, and drop those that nobody has named for a while. Call it now and then."""
+        now = self._clock.now()
+        self._last_named = {model: at for model, at in self._last_named.items() if at >= now - _REMEMBERED_S}
+        self._last_complete = {model: at for model, at in self._last_complete.items() if model in self._last_named}
+        for model in self._last_named:
+            self._missing_now(model, SERVING)
 
     def models(self) -> list[str]:
         """The models that any instance names, in order."""
@@ -56,9 +69,9 @@ class Admission:
         return self._directory.num_available(model)
 
     def missing(self, model: str, needed: Sequence[Service] = SERVING) -> list[Service]:
-        """The services among `needed` of which no instance takes work for `model`."""
-        counts = self._directory.num_available(model)
-        return [service for service in needed if not counts[service]]
+        """The services among `needed` of which no instance takes work for `model`, and none is about to."""
+        missing = self._missing_now(model, needed)
+        return [] if missing == [Service.EXECUTOR] and self._changes_hands(model) else missing
 
     def check_model(self, model: str, needed: Sequence[Service] = SERVING) -> None:
         """Raises ModelNotFound for a model that nobody names, and Unavailable for one that lacks a needed service."""
@@ -68,21 +81,28 @@ class Admission:
             names = " and no ".join(missing)
             raise Unavailable(f"The model {_shown(model)} has no {names} now.", retry_after_s=_RETRY_AFTER_S)
 
-    def choose_scheduler(self, model: str, num_requests: int = 1) -> InstanceId:
+    def choose_scheduler(self, model: str, num_requests: int = 1) -> InstanceId | None:
         """The scheduler to give `num_requests` to: the one with the fewest, counting those given since it last spoke.
 
-        `check_model` has passed for `model`.
+        None if none takes work for `model` at this moment.
         """
         schedulers = self._directory.available(Service.SCHEDULER, model)
+        if not schedulers:
+            return None
         chosen = min(schedulers, key=lambda beat: (self._load(beat), beat.instance_id)).instance_id
         self._num_given[chosen] += num_requests
         return chosen
 
-    def another_scheduler(self, model: str) -> InstanceId | None:
-        """The scheduler to give one request to, like `choose_scheduler`; None if none takes work for `model`."""
-        if not self._directory.available(Service.SCHEDULER, model):
-            return None
-        return self.choose_scheduler(model)
+    def _missing_now(self, model: str, needed: Sequence[Service]) -> list[Service]:
+        counts = self._directory.num_available(model)
+        if all(counts.values()):
+            self._last_complete[model] = self._clock.now()
+        return [service for service in needed if not counts[service]]
+
+    def _changes_hands(self, model: str) -> bool:
+        """Whether executors of a model are there that no scheduler has taken yet, and its last one had a moment ago."""
+        is_recent = self._clock.now() - self._last_complete.get(model, -math.inf) < _CHANGES_HANDS_S
+        return is_recent and bool(self._directory.available(Service.EXECUTOR, model))
 
     def _load(self, beat: Presence) -> int:
         reported = beat.status.num_waiting + beat.status.num_running if isinstance(beat.status, SchedulerStatus) else 0

@@ -170,8 +170,11 @@ class Channel:
     def _unfinished(self, end: End) -> Failed | Cancelled:
         if end.outcome is Outcome.CANCELLED:
             return Cancelled(self.name, self.request_id, UsageBody.of(end.usage) if end.usage is not None else None)
-        error = end.error or ErrorInfo.of(RequestError("The request failed."))
-        return _failed(error, self.name, self.request_id)
+        failed = _failed(end.error or ErrorInfo.of(RequestError("The request failed.")), self.name, self.request_id)
+        usage = usage_of(self._reader.streams)
+        if usage.completion_tokens:
+            failed.usage = usage
+        return failed
 
 
 def _failed(error: ErrorInfo, name: str | None, request_id: str | None) -> Failed:

@@ -157,6 +157,9 @@ class Channels:
         """The connection has ended; what the first call says of it counts."""
         if self._may_come_back is None:
             self._may_come_back = may_come_back
+        for search, task in self._searches.items():
+            if not search.is_cancelled:  # what its client never heard of stays where it is
+                task.cancel()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             if not channel.is_over:
@@ -196,7 +199,7 @@ class Channels:
             raise DuplicateId(name)
         channel = Channel(resumption.presentation.named(name), resumption.read, self._attachments, self._has_news)
         if self._may_come_back is not None:
-            await channel.leave(may_come_back=self._may_come_back)
+            await channel.leave(may_come_back=self._may_come_back and not search.is_cancelled)
             return
         self._open(channel)
         if search.is_cancelled:

@@ -40,6 +40,9 @@ class GatewayConfig(Config):
     failover_timeout_s: float = setting(
         20.0, "longest wait for another scheduler or detokenizer to go on when a request's own is gone", minimum=0.1
     )
+    placement_timeout_s: float = setting(
+        5.0, "longest wait of a new request for a scheduler that takes it, when executors change hands", minimum=0.1
+    )
     replay_after_s: float = setting(
         2.0, "a request that produces nothing for so long has its scheduler asked for what may be lost", minimum=0.1
     )

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from services.gateway.answers import UsageBody
 from shared.errors import DeadlineExceeded
 from shared.messages import ErrorInfo
 
@@ -33,15 +34,17 @@ class ErrorBody(msgspec.Struct):
         return ErrorBody(error.message, error.type, error.param, error.code)
 
 
-class ErrorDocument(msgspec.Struct):
+class ErrorDocument(msgspec.Struct, omit_defaults=True):
     """What an answer that is an error consists of."""
 
     error: ErrorBody
+    usage: UsageBody | None = None
+    """Of a stream that fails after some output, if its client wants to know."""
 
 
-def encode_error(error: ErrorInfo) -> bytes:
+def encode_error(error: ErrorInfo, usage: UsageBody | None = None) -> bytes:
     """The JSON document of an error."""
-    return msgspec.json.encode(ErrorDocument(ErrorBody.of(error)))
+    return msgspec.json.encode(ErrorDocument(ErrorBody.of(error), usage))
 
 
 def retry_after_s(error: ErrorInfo) -> float | None:

@@ -93,7 +93,7 @@ class FinishedChoice(msgspec.Struct):
 
 
 class TimingBody(msgspec.Struct):
-    """Where the time went, in seconds since the request reached its scheduler."""
+    """Where the time went, in seconds since the request reached a scheduler, whichever went on with it since."""
 
     queue_s: float
     first_token_s: float
@@ -116,16 +116,17 @@ class Completed(msgspec.Struct, tag_field="type", tag="request.completed"):
 
 
 class Failed(msgspec.Struct, tag_field="type", tag="request.failed"):
-    """Terminal: refused, or failed. Without `request_id` if it was never begun."""
+    """Terminal: refused, or failed, then with `usage` after some output. Without `request_id` if it was never begun."""
 
     error: ErrorBody
     id: str | _Unset = msgspec.UNSET
     request_id: str | _Unset = msgspec.UNSET
     retry_after_s: float | _Unset = msgspec.UNSET
+    usage: UsageBody | _Unset = msgspec.UNSET
 
 
 class Cancelled(msgspec.Struct, tag_field="type", tag="request.cancelled"):
-    """Terminal: the client wanted no more. `usage` is null if the mesh never said."""
+    """Terminal: the client wanted no more. `usage` is null if nothing is known of it."""
 
     id: str
     request_id: str

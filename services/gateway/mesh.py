@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from services.gateway.accounts import account_of, operation_of, record, record_content, record_refusal
@@ -18,6 +19,7 @@ from services.gateway.adoptions import Adoptions, unknown_request
 from services.gateway.calls import Calls, new_call_id
 from services.gateway.config import GatewayConfig
 from services.gateway.drafts import Draft
+from services.gateway.handover import Handover
 from services.gateway.keys import Caller
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.open_request import OpenRequest
@@ -37,7 +39,10 @@ from shared.messages import (
     Presence,
     PromptTokenized,
     RequestAdopted,
+    RequestFound,
+    RequestMoved,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     TextProduced,
     TokensDetokenized,
@@ -52,6 +57,8 @@ log = logging.getLogger(__name__)
 A = TypeVar("A", PromptTokenized, TokensDetokenized)
 
 _RETRY_AFTER_S = 1.0
+_NOBODY = InstanceId("")
+"""The scheduler of a request for which there is none at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +93,16 @@ class Mesh:
         self.usage = UsageOutbox(transport)
         self.metrics = GatewayMetrics()
         self.spans = GatewaySpans(tracing or Tracing())
+        handover = Handover(
+            gateway_id,
+            self.admission.choose_scheduler,
+            lambda model: not self.admission.missing(model),
+            lambda: self.transport.max_payload,
+        )
         self.requests = OpenRequests(
             gateway_id,
             config,
-            self.admission.another_scheduler,
-            lambda: self.transport.max_payload,
+            handover,
             on_end=self._ended,
             on_first_token=self._first_token,
             spans=self.spans,
@@ -146,7 +158,7 @@ class Mesh:
                 prompt,
                 request_id,
                 gateway_id=self.gateway_id,
-                scheduler_id=scheduler_id,
+                scheduler_id=scheduler_id or _NOBODY,
                 tenant=caller.tenant,
                 priority=priority,
                 owner=caller.owner,
@@ -160,7 +172,8 @@ class Mesh:
         self.num_requests += len(messages)
         for message in messages:
             self.metrics.request_opened(operation_of(message))
-        streams = [self.requests.open(*one, now) for one in zip(messages, submissions, strict=True)]
+        sent = submissions if scheduler_id is not None else [None] * len(messages)
+        streams = [self.requests.open(*one, now) for one in zip(messages, sent, strict=True)]
         self.spans.admitted(streams, caller.owner)
         return streams
 
@@ -247,12 +260,23 @@ class Mesh:
         """A tokenizer or a scheduler did not take a request."""
         await self.publish(self.requests.refused(message, self.clock.now()))
 
-    async def unknown(self, message: RequestUnknown) -> None:
-        """A scheduler does not have a request that it should have."""
-        await self.publish(self.requests.unknown(message, self.clock.now()))
+    async def given_back(self, message: RequestUnknown | RequestReleased) -> None:
+        """A scheduler does not have a request that it should have, or cannot go on with it."""
+        if isinstance(message, RequestUnknown):
+            await self.publish(self.requests.unknown(message, self.clock.now()))
+        else:
+            await self.publish(self.requests.released(message, self.clock.now()))
+
+    async def moved(self, message: RequestMoved) -> None:
+        """The client of a request is at another gateway."""
+        await self.publish(self.requests.moved(message))
+
+    async def found(self, message: RequestFound) -> None:
+        """A scheduler has a request that a client has come back for."""
+        await self.publish(self.adoptions.found(message, self.requests.find(message.request_id)))
 
     async def adopted(self, message: RequestAdopted) -> None:
-        """A scheduler has a request that a client has come back for."""
+        """A scheduler has pointed a request to this gateway."""
         is_new = self.requests.find(message.submission.request_id) is None
         request, outgoing = self.requests.adopted(message, self.clock.now())
         if is_new and request is not None and not request.had_ended:
@@ -261,7 +285,7 @@ class Mesh:
             self.spans.adopted(request)
         await self.publish(outgoing)
         if request is not None:
-            self.adoptions.found(message.query_id, request)
+            await self.publish(self.adoptions.adopted(message.query_id, request))
 
     async def text_produced(self, message: TextProduced) -> None:
         """A detokenizer has text and ends for us."""
@@ -276,8 +300,9 @@ class Mesh:
             await self._lose(self.directory.expire())
         await self.publish(self.requests.tick(now, is_connected=is_connected))
         await self.publish(self.calls.tick(now))
-        await self.publish(self.adoptions.tick(now, lost_at=self._scheduler_lost_at))
-        self.admission.forget()
+        has_heard_all = partial(self.directory.has_heard_all, Service.SCHEDULER)
+        await self.publish(self.adoptions.tick(now, lost_at=self._scheduler_lost_at, has_heard_all=has_heard_all))
+        self.admission.tick()
         for callback in list(self.on_tick):
             callback()
 

@@ -9,15 +9,17 @@ mesh (cancelled, stalled) stays in the table until the mesh confirms, so that a 
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from services.gateway.attachments import resumed_elsewhere
 from services.gateway.config import GatewayConfig
 from services.gateway.ends import end_of, unavailable
-from services.gateway.handover import TRY_AGAIN_AFTER_S, Choose, Handover, nobody
+from services.gateway.handover import TRY_AGAIN_AFTER_S, Handover
 from services.gateway.open_request import OpenRequest
 from services.gateway.spans import GatewaySpans
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
 from services.gateway.submissions import Outgoing, cancellation
+from services.gateway.usage import delivered
 from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
 from shared.log import about
@@ -30,6 +32,7 @@ from shared.messages import (
     RequestClosed,
     RequestMoved,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     SubmitRequest,
     TextProduced,
@@ -41,7 +44,9 @@ log = logging.getLogger(__name__)
 _REPEAT_CANCEL_AFTER_S = 1.0
 _DEADLINE_GRACE_S = 1.0
 """A request's time runs at its scheduler, which says what it consumed. So much later it ends here in any case."""
-_MAX_BYTES = 1 << 20
+
+
+OnEnd = Callable[[OpenRequest, End], None]
 
 
 class OpenRequests:
@@ -51,16 +56,14 @@ class OpenRequests:
         self,
         gateway_id: InstanceId,
         config: GatewayConfig,
-        choose: Choose = nobody,
-        max_bytes: Callable[[], int] = lambda: _MAX_BYTES,
+        handover: Handover,
         *,
-        on_end: Callable[[OpenRequest, End], None] = lambda _request, _end: None,
+        on_end: OnEnd = lambda _request, _end: None,
         on_first_token: Callable[[OpenRequest], None] = lambda _request: None,
         spans: GatewaySpans | None = None,
     ) -> None:
-        """`choose` finds a scheduler for a request that lost its own; `max_bytes` is what a message may have; `on_end`
-        is told of each request that ends for its client, also of one whose end another gateway may have told;
-        `on_first_token` of each whose first token arrives."""
+        """`handover` gives requests to schedulers; `on_end` is told of each request that ends for its client, also of
+        one whose end another gateway may have told; `on_first_token` of each whose first token arrives."""
         self.num_ended: Counter[Outcome] = Counter()
         self.num_orphans = 0
         """Messages about requests that are not open, or of earlier attempts."""
@@ -68,7 +71,7 @@ class OpenRequests:
         """Submissions sent again because nobody answered."""
         self.num_questions = 0
         """How often schedulers were asked for what may be lost."""
-        self.handover = Handover(gateway_id, choose, max_bytes)
+        self.handover = handover
         self._gateway_id = gateway_id
         self._config = config
         self._on_end = on_end
@@ -84,10 +87,13 @@ class OpenRequests:
         """Those that nobody reads at the moment."""
         return sum(request.detached_until is not None for request in self._requests.values())
 
-    def open(self, message: SubmitRequest, submission: Outgoing, now: float) -> Stream:
-        """Follow a request that is being sent: the log that it will have. `submission` is what sends it."""
+    def open(self, message: SubmitRequest, submission: Outgoing | None, now: float) -> Stream:
+        """Follow a request that is being sent: the log that it will have. `submission` is what sends it; without one it
+        waits for a scheduler."""
         stream = Stream(message.request_id, message.num_choices)
-        request = OpenRequest(stream, message, message.scheduler_id, now, now, submission, sent_at=now)
+        scheduler_id = None if submission is None else message.scheduler_id
+        request = OpenRequest(stream, message, scheduler_id, now, now, submission, sent_at=now)
+        request.waits_since = now if submission is None else None
         self._add(request)
         return stream
 
@@ -114,6 +120,7 @@ class OpenRequests:
             self._settle(request, End(Outcome.CANCELLED))
             return []
         if message.error.status == Unavailable.status:
+            request.refusal = message.error
             outgoing = self._hand_over(request, self.handover.redirect, now)
             if outgoing is not None:
                 self._spans.retried(request, "refused")
@@ -144,15 +151,27 @@ class OpenRequests:
             return self._lose(request, now, "scheduler_lost_it")
         return []
 
-    def moved(self, message: RequestMoved) -> None:
+    def released(self, message: RequestReleased, now: float) -> list[Outgoing]:
+        """A scheduler cannot go on with what it has, and keeps it until another one has it."""
+        request = self._requests.get(message.request_id)
+        try:
+            return self.handover.released(request, message, now)
+        except Unavailable as error:
+            assert request is not None, "only what is open here is handed over"
+            return self._abandon(request, error, now)
+
+    def moved(self, message: RequestMoved) -> list[Outgoing]:
         """The client of a request has come back to another gateway, which follows it from now on."""
         request = self._find(message.request_id)
-        if request is None or message.scheduler_id != request.scheduler_id:
-            return
+        if request is None or message.attempt <= request.attempt:
+            return []
         del self._requests[message.request_id]
         self._spans.moved(request)
         if request.stream.close(End(Outcome.FAILED, error=ErrorInfo.of(resumed_elsewhere()))):
             log.info("request moved to another gateway", extra=about(message.request_id, request.spec.trace))
+        if request.scheduler_id in (None, message.scheduler_id):
+            return []
+        return [request.dismissal(self._gateway_id)]  # submitted elsewhere before it was heard that it had moved
 
     def adopted(self, message: RequestAdopted, now: float) -> tuple[OpenRequest | None, list[Outgoing]]:
         """A scheduler has pointed a request to this gateway, which nobody reads here yet. None if it is of no use."""
@@ -161,19 +180,15 @@ class OpenRequests:
         if request is not None and attempt <= request.attempt:
             if (scheduler_id, attempt) == (request.scheduler_id, request.attempt):
                 return request if request.cancelled_at is None else None, []
-            stale = cancellation(scheduler_id, request.request_id, gateway_id=self._gateway_id, attempt=attempt)
-            return None, [stale]
+            here, request_id = self._gateway_id, request.request_id
+            return None, [cancellation(scheduler_id, request_id, gateway_id=here, attempt=attempt, goes_on=True)]
         outgoing: list[Outgoing] = []
         if request is None:
-            stream = Stream(submission.request_id, submission.num_choices)
-            request = OpenRequest(stream, submission, scheduler_id, now, now, had_ended=message.has_ended)
-            request.detached_until = now + self._config.resume_grace_s
+            request = OpenRequest.adopted(message, now, self._config)
             self._add(request)
-        elif request.scheduler_id is not None:  # an earlier attempt of it had answered first
-            outgoing.append(request.cancellation(self._gateway_id, now))
-        request.scheduler_id, request.attempt = scheduler_id, submission.attempt
-        request.num_prompt_tokens = len(submission.prompt_token_ids)
-        request.num_tokens_at_adoption = message.num_output_tokens
+        elif request.scheduler_id not in (None, scheduler_id):  # it had an earlier attempt of it
+            outgoing.append(request.dismissal(self._gateway_id))
+        request.follow(message, now)
         self._accept(request, now)
         return request, outgoing
 
@@ -274,8 +289,9 @@ class OpenRequests:
         return request if request is not None and request.stream is stream else None
 
     def _accept(self, request: OpenRequest, now: float) -> None:
-        request.submission, request.lost_at, request.is_taken = None, None, True
+        request.submission, request.lost_at, request.waits_since, request.is_taken = None, None, None, True
         request.heard_at = now
+        request.accepted_at = now if request.accepted_at is None else request.accepted_at
         request.went_on(now, self._config)
         request.stream.accept()
         self._spans.taken(request)
@@ -300,6 +316,7 @@ class OpenRequests:
                 self._on_first_token(request)
             request.num_losses = 0
             request.went_on(now, self._config)
+            request.produced(now)
         return []
 
     def _closed(self, request: OpenRequest, closed: RequestClosed, now: float) -> list[Outgoing]:
@@ -336,21 +353,13 @@ class OpenRequests:
         if request.scheduler_id is None:
             return self._hand_over(request, self.handover.find_home, now) or []
         if request.submission is not None:
-            return self._submit_again(request, request.submission, now)
+            repeated = request.repetition(now, self._config)
+            self.num_repeated += len(repeated)
+            return repeated
         if now < request.ask_at:
             return []
         self.num_questions += 1
         return [request.question(self._gateway_id, now)]
-
-    def _submit_again(self, request: OpenRequest, submission: Outgoing, now: float) -> list[Outgoing]:
-        if now - request.sent_at < self._config.resubmit_after_s:
-            return []
-        if request.num_submissions >= self._config.max_submissions:
-            return self._abandon(request, unavailable("No service took the request in time."), now)
-        request.num_submissions += 1
-        self.num_repeated += 1
-        request.sent_at = now
-        return [submission]
 
     # Ends.
 
@@ -391,6 +400,8 @@ class OpenRequests:
         del self._requests[request.request_id]
 
     def _close(self, request: OpenRequest, end: End) -> None:
+        if end.usage is None and any(choice.token_ids for choice in request.stream.choices):
+            end = replace(end, usage=delivered(request, None))
         if not request.stream.close(end):
             return
         self._on_end(request, end)

@@ -20,8 +20,10 @@ from shared.messages import (
     PromptTokenized,
     RequestAccepted,
     RequestAdopted,
+    RequestFound,
     RequestMoved,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     TextProduced,
     TokensDetokenized,
@@ -58,10 +60,12 @@ class Gateway(Actor[GatewayInbound]):
                 self.mesh.requests.accepted(message, self.clock.now())
             case RequestRefused():
                 await self.mesh.refused(message)
-            case RequestUnknown():
-                await self.mesh.unknown(message)
+            case RequestUnknown() | RequestReleased():
+                await self.mesh.given_back(message)
             case RequestMoved():
-                self.mesh.requests.moved(message)
+                await self.mesh.moved(message)
+            case RequestFound():
+                await self.mesh.found(message)
             case RequestAdopted():
                 await self.mesh.adopted(message)
             case PromptTokenized() | TokensDetokenized():

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from services.gateway.answers import UsageBody, usage_of
 from services.gateway.attachments import resumed_elsewhere
 from services.gateway.failures import RequestFailed, encode_error
 from services.gateway.mesh import Mesh
@@ -129,7 +130,7 @@ class EventStream:
         while True:
             data = b"".join(_events(self._shape.chunks(delta)) for delta in self._take())
             if (failure := self._failure) is not None:
-                return await self._write(response, data + _last_words(_error_of(failure)))
+                return await self._write(response, data + _last_words(_error_of(failure), self._usage_so_far()))
             if self._reader.is_over:
                 usage = _event(self._shape.usage(self._reader.streams)) if self._includes_usage else b""
                 return await self._write(response, data + usage + DONE)
@@ -138,6 +139,10 @@ class EventStream:
             elif self._is_silent():
                 await self._write(response, KEEP_ALIVE)
             await self._look_again()
+
+    def _usage_so_far(self) -> UsageBody | None:
+        usage = usage_of(self._reader.streams)
+        return usage if self._includes_usage and usage.completion_tokens else None
 
     def _take(self) -> list[Delta]:
         return [] if self._is_lost else self._reader.take()  # what another connection tells is not told here as well
@@ -167,5 +172,5 @@ def _events(chunks: Sequence[msgspec.Struct]) -> bytes:
     return b"".join([_event(chunk) for chunk in chunks])
 
 
-def _last_words(error: ErrorInfo) -> bytes:
-    return b"data: " + encode_error(error) + b"\n\n" + DONE
+def _last_words(error: ErrorInfo, usage: UsageBody | None = None) -> bytes:
+    return b"data: " + encode_error(error, usage) + b"\n\n" + DONE

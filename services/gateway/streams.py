@@ -36,7 +36,7 @@ class End:
 
     outcome: Outcome
     usage: Usage | None = None
-    """None if the mesh never said."""
+    """None if the mesh never said, and nothing has come of it."""
     timing: Timing = Timing()
     error: ErrorInfo | None = None
     """Set if and only if it failed."""

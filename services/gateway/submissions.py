@@ -14,6 +14,7 @@ from shared.codec import encode
 from shared.ids import InstanceId, RequestId
 from shared.messages import (
     CancelRequest,
+    RequestPast,
     ResumedChoice,
     SubmitRequest,
     SubmitTokens,
@@ -36,6 +37,7 @@ def next_attempt(
     scheduler_id: InstanceId,
     attempt: int,
     timeout_ms: int | None,
+    past: RequestPast,
     max_bytes: int,
 ) -> Outgoing:
     """What submits a request to `scheduler_id` again.
@@ -47,7 +49,7 @@ def next_attempt(
     outgoing = ("", b"")
     for has_logprobs in (True, False):
         resumed = tuple(_resumed(choice, has_logprobs=has_logprobs) for choice in choices) if has_output else ()
-        changes = {"attempt": attempt, "resumed": resumed, "timeout_ms": timeout_ms}
+        changes = {"attempt": attempt, "resumed": resumed, "timeout_ms": timeout_ms, "past": past}
         if isinstance(submission, SubmitRequest):
             message: Submission = replace(submission, scheduler_id=scheduler_id, **changes)
             outgoing = subjects.tokenize(submission.model), encode(message)
@@ -58,9 +60,11 @@ def next_attempt(
     return outgoing
 
 
-def cancellation(scheduler_id: InstanceId, request_id: RequestId, *, gateway_id: InstanceId, attempt: int) -> Outgoing:
-    """What has a scheduler stop a request for a gateway."""
-    return subjects.inbox(scheduler_id), encode(CancelRequest(request_id, gateway_id, attempt))
+def cancellation(
+    scheduler_id: InstanceId, request_id: RequestId, *, gateway_id: InstanceId, attempt: int, goes_on: bool = False
+) -> Outgoing:
+    """What has a scheduler stop a request for a gateway, or forget it because it goes on elsewhere."""
+    return subjects.inbox(scheduler_id), encode(CancelRequest(request_id, gateway_id, attempt, goes_on=goes_on))
 
 
 def _resumed(choice: ChoiceLog, *, has_logprobs: bool) -> ResumedChoice:

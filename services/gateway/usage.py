@@ -26,7 +26,7 @@ class UsageRecords:
 
     def ended(self, request: OpenRequest, end: End) -> None:
         """A request has ended for its client. Nothing is written of one that the mesh never took."""
-        if (delivered := usage_of(request, end)) is None:
+        if (usage := usage_of(request, end)) is None:
             return
         self._add(
             UsageRecord(
@@ -34,7 +34,7 @@ class UsageRecords:
                 tenant=request.spec.tenant,
                 model=request.spec.model,
                 outcome=end.outcome,
-                usage=delivered,
+                usage=usage,
                 ended_at=self._unix_time(),
                 recorded_by=self._gateway_id,
                 error_code=end.error.code if end.error else None,
@@ -44,12 +44,16 @@ class UsageRecords:
 
 def usage_of(request: OpenRequest, end: End) -> Usage | None:
     """What a request that ends so has consumed; None if the mesh never took it."""
-    said = end.usage
-    if not request.stream.is_accepted and said is None:
+    if not request.stream.is_accepted and end.usage is None:
         return None
+    return delivered(request, end.usage)
+
+
+def delivered(request: OpenRequest, said: Usage | None) -> Usage:
+    """What a request has consumed that is delivered as far as it is here, if the mesh said `said`, or nothing."""
     return Usage(
         num_prompt_tokens=max(said.num_prompt_tokens if said else 0, request.num_prompt_tokens),
-        num_cached_tokens=said.num_cached_tokens if said else 0,
+        num_cached_tokens=said.num_cached_tokens if said else request.past.num_cached_tokens or 0,
         num_output_tokens=_num_delivered(request),
     )
 

@@ -116,10 +116,10 @@ class Delivery:
             if stream.closed is not None:
                 self.drop(stream, now)
 
-    def replay(self, stream: AnyStream, detokenizers: list[Presence], gateway_id: InstanceId, now: float) -> None:
-        """Say all of a stream again, from its first token, to the gateway that follows it from now on."""
+    def replay(self, stream: AnyStream, detokenizers: list[Presence], now: float) -> None:
+        """Say all of a stream again, from its first token, to the gateway that follows it."""
         stream.replayed_at = now
-        stream.opened = replace(stream.opened, replay=stream.opened.replay + 1, gateway_id=gateway_id)
+        stream.opened = replace(stream.opened, replay=stream.opened.replay + 1)
         able = [beat.instance_id for beat in detokenizers if stream.opened.model in beat.models]
         if isinstance(stream, EndedStream) and stream.detokenizer_id not in able:
             stream.detokenizer_id = self._least_busy(able)

@@ -31,7 +31,7 @@ class Intake:
         self._pace.started(request.tenant, len(request.prompt), now)
 
     def admit(self, message: SubmitTokens, now: float) -> Request:
-        """Queue a submission as a request, unless its output is complete. Raises the RequestError that refuses it."""
+        """A submission as a request, to be queued next. Raises the RequestError that refuses it."""
         room = self._fleet.max_total_tokens(message.model)
         if room is None:
             raise Unavailable(f"no executor for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
@@ -62,12 +62,15 @@ class Intake:
                 salts=() if self._config.share_prefixes else (("tenant", message.tenant),),
                 resumed=message.resumed,
             )
-            if not request.is_finished:
-                self._fleet.add(request)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
         self._num_arrivals += 1
         return request
+
+    def queue(self, request: Request) -> None:
+        """Queue a request that was admitted, unless its output is complete."""
+        if not request.is_finished:
+            self._fleet.add(request)
 
     def _check_queue(self, tenant: str, num_tokens: int, now: float) -> None:
         """Raise Overloaded if the queue is full, for all or for one tenant. A queue that is empty takes any request."""

@@ -8,6 +8,8 @@ from shared.ids import InstanceId
 
 _REMEMBERED_S: Final = 60.0
 """How long a lost gateway is remembered that has no requests here: one of its submissions may still be on its way."""
+_RELEASED_LONGER_S: Final = 5.0
+"""How much longer a released request is kept: if it goes on at another scheduler, that one shall write down its end."""
 
 
 class Orphans:
@@ -40,13 +42,11 @@ class Orphans:
         orphans = [stream for stream in streams if stream.opened.gateway_id in self._lost_since]
         self.num_streams = len(orphans)
         self._forget_gateways({stream.opened.gateway_id for stream in orphans}, now)
-        return [
-            stream
-            for stream in orphans
-            if not stream.submission.client
-            or stream.closed is not None
-            or now - self._lost_since[stream.opened.gateway_id] >= self._grace_s
-        ]
+        return [each for each in orphans if now - self._lost_since[each.opened.gateway_id] >= self._patience_s(each)]
+
+    def _patience_s(self, stream: Stream) -> float:
+        somebody_may_come = bool(stream.submission.client) and stream.closed is None
+        return (self._grace_s if somebody_may_come else 0.0) + (_RELEASED_LONGER_S if stream.is_released else 0.0)
 
     def _forget_gateways(self, needed: set[InstanceId], now: float) -> None:
         self._lost_since = {

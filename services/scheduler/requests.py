@@ -12,6 +12,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
+from services.scheduler.adoptions import Adoptions, Answers
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.fleet import Fleet
@@ -21,6 +22,7 @@ from services.scheduler.intake import Intake, Memory
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.orphans import Orphans
 from services.scheduler.pace import RETRY_AFTER_S
+from services.scheduler.releases import Releases
 from services.scheduler.retention import Retention
 from services.scheduler.spans import SchedulerSpans
 from services.scheduler.streams import AnyStream, EndedStream, Stream
@@ -33,17 +35,17 @@ from shared.messages import (
     CancelRequest,
     ChoiceTokens,
     ErrorInfo,
+    FindRequest,
     Message,
     Outcome,
     Presence,
     ReplayLog,
     ReplayRequest,
     RequestAccepted,
-    RequestAdopted,
     RequestClosed,
-    RequestMoved,
     RequestOpened,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     StopStringFound,
     SubmitTokens,
@@ -53,10 +55,7 @@ from shared.presence import Directory
 
 log = logging.getLogger(__name__)
 
-Answers = list[tuple[InstanceId, Message]]
-"""Messages, each with its receiver."""
-
-RequestMessage = SubmitTokens | CancelRequest | ReplayRequest | AdoptRequest | ReplayLog | StopStringFound
+RequestMessage = SubmitTokens | CancelRequest | ReplayRequest | FindRequest | AdoptRequest | ReplayLog | StopStringFound
 
 _MAX_UNTOLD_S: Final = 60.0
 """How long the end of a request waits for a detokenizer that could tell its gateway."""
@@ -105,6 +104,10 @@ class Requests:
         self._spans = spans
         self._intake = Intake(fleet, config)
         self._deadlines = Deadlines()
+        self._releases = Releases()
+        self._adoptions = Adoptions(
+            scheduler_id, self.delivery, self._deadlines, self._releases, self._detokenizers, self.metrics
+        )
         self._ended = Memory()
         self._cancelled_early = Memory()
 
@@ -119,8 +122,10 @@ class Requests:
                 return self._cancel(message, now)
             case ReplayRequest():
                 return self._replay_for_gateway(message, now)
+            case FindRequest():
+                return self._adoptions.find(message)
             case AdoptRequest():
-                return self._adopt(message, now)
+                return self._adoptions.adopt(message, now)
             case ReplayLog():
                 self._replay_for_detokenizer(message)
             case StopStringFound():
@@ -133,15 +138,13 @@ class Requests:
         """Let a request in. What was let in before is only acknowledged; a later attempt of it begins anew."""
         stream = self.delivery.find(message.request_id)
         if stream is not None and stream.attempt > message.attempt:
-            return []
+            return self._adoptions.correct(stream, message.gateway_id)
         if not (stream is not None and stream.attempt == message.attempt) and not self._ended.has(
             message.request_id, message.attempt
         ):
-            if stream is not None:
-                self._forget(stream)
             try:
                 self._accept(message, now)
-            except RequestError as error:
+            except RequestError as error:  # an earlier attempt that is here stays: it may be all that there is
                 self.metrics.refused(error.code)
                 self._spans.refused(message, error)
                 refusal = RequestRefused(message.request_id, ErrorInfo.of(error), message.attempt)
@@ -162,21 +165,21 @@ class Requests:
         self.metrics.num_cut_tokens += num_before - sum(stream.num_tokens())
 
     def _cancel(self, message: CancelRequest, now: float) -> Answers:
-        """Stop a request. One that is still to come will be stopped then."""
+        """Stop a request. One that is still to come will be stopped then; one that goes on elsewhere just vanishes."""
         stream = self.delivery.find(message.request_id)
         if stream is None:
             if not self._ended.has(message.request_id, message.attempt):
                 self._cancelled_early.add(message.request_id, message.attempt)
         elif stream.attempt > message.attempt:
-            pass
-        elif stream.opened.gateway_id != message.gateway_id:
-            return [(message.gateway_id, RequestMoved(message.request_id, self._scheduler_id))]
+            return self._adoptions.correct(stream, message.gateway_id)
+        elif message.goes_on:
+            self._forget(stream)
         elif isinstance(stream, EndedStream):
             pass  # its end is on its way
         elif stream.closed is not None:
             self.delivery.drop(stream, now)
         else:
-            self.take(self._fleet.cancel(message.request_id), now)
+            self.take(self._end(stream, Outcome.CANCELLED), now)
         return []
 
     def _replay_for_gateway(self, message: ReplayRequest, now: float) -> Answers:
@@ -186,12 +189,11 @@ class Requests:
             unknown = RequestUnknown(message.request_id, self._scheduler_id, message.attempt)
             return [(message.gateway_id, unknown)]
         if stream.attempt > message.attempt:
-            return []
-        if stream.opened.gateway_id != message.gateway_id:
-            return [(message.gateway_id, RequestMoved(message.request_id, self._scheduler_id))]
+            return self._adoptions.correct(stream, message.gateway_id)
         has_more = any(here > there for here, there in zip(stream.num_tokens(), message.num_tokens, strict=False))
-        if has_more or stream.closed is not None:
-            self._replay(stream, message.gateway_id, now, asker="gateway")
+        if (has_more or stream.closed is not None) and now - stream.replayed_at >= _REPLAY_INTERVAL_S:
+            self.metrics.replayed.add(1, "gateway")
+            self.delivery.replay(stream, self._detokenizers(), now)
         return []
 
     def _replay_for_detokenizer(self, message: ReplayLog) -> None:
@@ -201,33 +203,6 @@ class Requests:
             self.metrics.replayed.add(1, "detokenizer")
             self.delivery.repeat_log(stream)
 
-    def _adopt(self, message: AdoptRequest, now: float) -> Answers:
-        """A gateway takes a request over for a client that came back; nothing for one that is not its client's."""
-        stream = self.delivery.find(message.request_id)
-        if stream is None or not stream.submission.client or stream.submission.owner != message.owner:
-            return []
-        former_id = stream.opened.gateway_id
-        seconds_left = self._deadlines.left(message.request_id, now)
-        adopted = RequestAdopted(
-            query_id=message.query_id,
-            scheduler_id=self._scheduler_id,
-            submission=replace(
-                stream.submission,
-                gateway_id=message.gateway_id,
-                timeout_ms=None if seconds_left is None else max(1, round(seconds_left * 1000)),
-                resumed=(),
-            ),
-            num_output_tokens=stream.num_tokens(),
-            has_ended=stream.closed is not None,
-        )
-        answers: Answers = [(message.gateway_id, adopted)]
-        if former_id != message.gateway_id:
-            fields = about(message.request_id, stream.submission.trace)
-            log.info("request adopted", extra=fields | {"gateway": message.gateway_id})
-            answers.append((former_id, RequestMoved(message.request_id, self._scheduler_id)))
-        self._replay(stream, message.gateway_id, now, asker="adoption")
-        return answers
-
     # What the core, time and others bring.
 
     def started(self, request_ids: Iterable[RequestId], now: float) -> None:
@@ -236,7 +211,7 @@ class Requests:
             stream = self.delivery.get(request_id)
             if stream is not None and stream.first_step_at is None:
                 stream.first_step_at = now
-                self.metrics.queue.record(now - stream.arrived_at, stream.opened.model)
+                self.metrics.queue.record(now - stream.came_at, stream.opened.model)
                 self._spans.started(stream)
                 self._intake.started(stream.request, now)
 
@@ -254,7 +229,7 @@ class Requests:
 
     def oldest_wait_s(self, now: float) -> float:
         """How long the oldest request that has had no step has waited; 0 if there is none."""
-        arrivals = (each.arrived_at for each in self.delivery if each.first_step_at is None and each.closed is None)
+        arrivals = (each.came_at for each in self.delivery if each.first_step_at is None and each.closed is None)
         return now - min(arrivals, default=now)
 
     def detokenizer_found(self, now: float) -> None:
@@ -278,12 +253,15 @@ class Requests:
             if stream.closed is not None:
                 self.delivery.drop(stream, now)
             else:
-                self.take(self._fleet.cancel(stream.request_id), now)
+                self.take(self._end(stream, Outcome.CANCELLED), now)
         for request_id in self._deadlines.passed(now):
-            self.take(self._fleet.fail(request_id, "the request's timeout_ms is over"), now, is_late=True)
+            late = self.delivery.get(request_id)
+            assert late is not None, "a request that has a deadline has no stream"
+            self.take(self._end(late, Outcome.FAILED, "the request's timeout_ms is over"), now, is_late=True)
         self.delivery.drop_untold(now - _MAX_UNTOLD_S, now)
         self.retention.expire(now)
-        return self._hand_over()
+        self._release_stranded()
+        return [self._release_of(request_id, now) for request_id in self._releases.due(now)]
 
     def leave(self, now: float) -> None:
         """This scheduler leaves. Gateways give its requests to others; those that have no gateway end with it."""
@@ -302,6 +280,10 @@ class Requests:
             raise Unavailable(f"no detokenizer for {message.model} is there at the moment", retry_after_s=RETRY_AFTER_S)
         request = self._intake.admit(message, now)
         self.metrics.accepted(sum(len(choice.token_ids) for choice in message.resumed))
+        earlier = self.delivery.find(message.request_id)
+        if earlier is not None:
+            self._forget(earlier)
+        self._intake.queue(request)
         if message.timeout_ms is not None:
             self._deadlines.set(request.request_id, now + message.timeout_ms / 1000)
         opened = RequestOpened(
@@ -314,7 +296,8 @@ class Requests:
             attempt=message.attempt,
             trace=message.trace,
         )
-        stream = Stream(request, replace(message, resumed=()), opened, now)
+        age_s = 0.0 if message.past is None else message.past.age_s
+        stream = Stream(request, replace(message, resumed=()), opened, now - age_s, age_before_s=age_s)
         self.delivery.open(stream, detokenizers)
         self._spans.opened(stream)
         if request.is_finished:  # only its end had not been told
@@ -323,12 +306,21 @@ class Requests:
             self._cancelled_early.discard(request.request_id)
             self.take(self._fleet.cancel(request.request_id), now)
 
+    def _end(self, stream: Stream, outcome: Outcome, reason: str | None = None) -> list[Event]:
+        """End an open request, wherever it is; the events of that."""
+        if stream.is_released:
+            return [RequestEnded(stream.request, outcome, reason)]
+        if reason is not None:
+            return self._fleet.fail(stream.request_id, reason)
+        return self._fleet.cancel(stream.request_id)
+
     def _close(self, event: RequestEnded, now: float, *, is_late: bool) -> None:
         request = event.request
         stream = self.delivery.get(request.request_id)
         assert stream is not None, "a request of the fleet has no stream"
         self._count(stream)
         self._deadlines.discard(request.request_id)
+        self._releases.discard(request.request_id)
         error = None
         if event.outcome is Outcome.FAILED:
             reason = event.reason or "the request failed"
@@ -351,13 +343,13 @@ class Requests:
             self.metrics.moved(sum(stream.num_tokens()))
             self._spans.given_up(stream)
             self._deadlines.discard(stream.request_id)
+            self._releases.discard(stream.request_id)
             self._fleet.cancel(stream.request_id)
         self.delivery.forget(stream)
 
-    def _hand_over(self) -> Answers:
-        """Give up requests that no executor here can go on with, if another scheduler has one: their gateways are told
-        that they are unknown here, and submit them there. Those that have no gateway wait for one that adopts them."""
-        answers: Answers = []
+    def _release_stranded(self) -> None:
+        """Release the requests that no executor here can go on with, if another scheduler has one. Those that have no
+        gateway wait for one that adopts them."""
         for request in self._fleet.stranded():
             stream = self.delivery.get(request.request_id)
             assert stream is not None, "a request of the fleet has no stream"
@@ -366,10 +358,16 @@ class Requests:
                 beat.instance_id != self._scheduler_id for beat in others
             ):
                 continue
-            self._forget(stream)
-            unknown = RequestUnknown(request.request_id, self._scheduler_id, stream.attempt)
-            answers.append((stream.opened.gateway_id, unknown))
-        return answers
+            log.info("request released", extra=about(request.request_id, stream.submission.trace))
+            self._fleet.cancel(request.request_id)
+            self._releases.add(stream)
+
+    def _release_of(self, request_id: RequestId, now: float) -> tuple[InstanceId, Message]:
+        """What the gateway of a released request is told."""
+        stream = self.delivery.get(request_id)
+        assert stream is not None, "a released request has no stream"
+        released = RequestReleased(request_id, self._scheduler_id, stream.attempt, stream.past(now))
+        return stream.opened.gateway_id, released
 
     def _count(self, stream: Stream) -> None:
         """Count the prompt of a request that ends here, if it was computed here."""
@@ -377,15 +375,10 @@ class Requests:
             self.totals.num_prompt_tokens += len(stream.request.prompt)
             self.totals.num_cached_tokens += stream.request.num_cached_tokens
 
-    def _replay(self, stream: AnyStream, gateway_id: InstanceId, now: float, *, asker: str) -> None:
-        if stream.opened.gateway_id != gateway_id or now - stream.replayed_at >= _REPLAY_INTERVAL_S:
-            self.metrics.replayed.add(1, asker)
-            self.delivery.replay(stream, self._detokenizers(), gateway_id, now)
-
     def _detokenizers(self) -> list[Presence]:
         return self._directory.available(Service.DETOKENIZER)
 
 
 def _usage_of(stream: Stream) -> Usage:
     """What a request that ran here has consumed so far."""
-    return Usage(len(stream.request.prompt), stream.request.num_cached_tokens, stream.num_tokens())
+    return Usage(len(stream.request.prompt), stream.num_cached_tokens, stream.num_tokens())

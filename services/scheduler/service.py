@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import assert_never
 
+from services.scheduler.adoptions import Answers
 from services.scheduler.attachments import Attachment, Attachments
 from services.scheduler.config import SchedulerConfig, parse_weights
 from services.scheduler.core.events import Event
@@ -34,6 +35,7 @@ from shared.messages import (
     ExecutorCapacity,
     ExecutorStatus,
     ExecutorView,
+    FindRequest,
     PinsChanged,
     Presence,
     ReplayLog,
@@ -109,9 +111,10 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         what is left then, gateways give to whoever comes."""
         self._requests.is_draining = True
         super().drain(deadline_s)
+        self.post(Tick())  # executors are let go now, not a moment later
 
     def models(self) -> tuple[str, ...]:
-        """Those of the executors held."""
+        """Those of the executors held, but for executors that take nothing new."""
         return self._fleet.models
 
     async def handle(self, message: SchedulerInbound | PinsRead | Tick) -> None:
@@ -119,9 +122,16 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         match message:
             case StepCompleted():
                 await self._on_step_completed(message)
-            case SubmitTokens() | CancelRequest() | ReplayRequest() | AdoptRequest() | ReplayLog() | StopStringFound():
-                for instance_id, answer in self._requests.handle(message, self.clock.now()):
-                    await self.send_to(instance_id, answer)
+            case (
+                SubmitTokens()
+                | CancelRequest()
+                | ReplayRequest()
+                | FindRequest()
+                | AdoptRequest()
+                | ReplayLog()
+                | StopStringFound()
+            ):
+                await self._answer(self._requests.handle(message, self.clock.now()))
             case Presence():
                 await self._on_presence(message)
             case ExecutorAttached():
@@ -181,6 +191,10 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
             self._requests, self._fleet, self._attachments, self._directory, self.status, self.clock
         )
 
+    async def _answer(self, answers: Answers) -> None:
+        for instance_id, answer in answers:
+            await self.send_to(instance_id, answer)
+
     def _take(self, events: list[Event]) -> None:
         self._requests.take(events, self.clock.now())
 
@@ -215,6 +229,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                 return
             self._lose_executor(message.executor_id, has_died=True)
         self._attachments.add(message)
+        self.announce()
         self._take(self._fleet.add_executor(message.executor_id, message.capacity))
         log.info("attached", extra={"executor": message.executor_id, "epoch": message.epoch})
 
@@ -225,6 +240,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         self._attachments.remove(executor_id)
         self._metrics.executors_lost.add(1, "died" if has_died else "left")
         self._spans.executor_lost(executor_id, "executor_lost" if has_died else "executor_let_go")
+        self.announce()
         self._requests.totals.num_preemptions += self._fleet.schedulers[executor_id].num_preemptions
         self._take(self._fleet.remove_executor(executor_id, has_died=has_died))
 
@@ -238,22 +254,26 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
     # Others come and go.
 
     async def _on_presence(self, beat: Presence) -> None:
-        self._directory.observe(beat)
+        is_news = self._directory.observe(beat)
         if beat.is_leaving:
             self._on_lost(beat, has_died=False)
         elif beat.service is Service.EXECUTOR:
-            await self._on_executor_beat(beat)
+            await self._on_executor_beat(beat, is_news=is_news)
         elif beat.service is Service.DETOKENIZER:
             self._requests.detokenizer_found(self.clock.now())
         elif beat.service is Service.GATEWAY:
             self._requests.orphans.found(beat.instance_id)
+        elif beat.service is Service.SCHEDULER and is_news:
+            await self._answer(self._requests.tick(self.clock.now()))  # it may take what nobody here can go on with
 
-    async def _on_executor_beat(self, beat: Presence) -> None:
+    async def _on_executor_beat(self, beat: Presence, *, is_news: bool) -> None:
         if self._attachments.is_lost(beat):
             self._lose_executor(beat.instance_id, has_died=True)
         if self._attachments.get(beat.instance_id) is not None:
             if beat.is_draining:
                 self._take(self._fleet.drain_executor(beat.instance_id))
+                if is_news:
+                    self.announce()
             return
         if beat.is_draining or self.is_draining:
             return
@@ -282,8 +302,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         if self.is_draining and self._is_another_scheduler_there():
             for attachment in self._attachments:  # it takes them over, and then the requests that wait for them
                 await self._detach(attachment.executor_id)
-        for instance_id, answer in self._requests.tick(now):
-            await self.send_to(instance_id, answer)
+        await self._answer(self._requests.tick(now))
         for attachment in self._attachments:
             if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:
                 await self._resend(attachment, 0)

@@ -77,7 +77,7 @@ class SchedulerSpans:
         """A request has its first step."""
         if (traced := self._traced.get(stream.request_id)) is not None:
             now_ns = self._unix_time_ns()
-            self._record(traced, traced.queue(self._at(stream.arrived_at, now_ns), now_ns, {}))
+            self._record(traced, traced.queue(self._at(stream.came_at, now_ns), now_ns, {}))
 
     def closed(self, stream: Stream, closed: RequestClosed) -> None:
         """A request has ended."""
@@ -144,7 +144,7 @@ class SchedulerSpans:
             if client_request_id(stream.request_id) != request_id:
                 continue
             if stream.first_step_at is None:
-                yield traced.queue(self._at(stream.arrived_at, now_ns), 0, {})
+                yield traced.queue(self._at(stream.came_at, now_ns), 0, {})
             if traced.rest is not None:
                 yield traced.rest
             for wait in traced.waits.values():
@@ -160,7 +160,7 @@ class SchedulerSpans:
             return
         now_ns = self._unix_time_ns()
         if stream.first_step_at is None:
-            self._record(traced, traced.queue(self._at(stream.arrived_at, now_ns), now_ns, ending))
+            self._record(traced, traced.queue(self._at(stream.came_at, now_ns), now_ns, ending))
         if traced.rest is not None:
             self._record(traced, traced.rest)
         for wait in traced.waits.values():

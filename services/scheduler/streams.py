@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from services.scheduler.core.request import Choice, Request
 from shared.ids import InstanceId, RequestId
-from shared.messages import RequestClosed, RequestOpened, ResumedChoice, SubmitTokens, Timing
+from shared.messages import RequestClosed, RequestOpened, RequestPast, ResumedChoice, SubmitTokens, Timing
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class Stream:
     opened: RequestOpened
     """What its detokenizer was told, or will be: it names the gateway of the moment."""
     arrived_at: float
+    """At its first scheduler."""
     detokenizer_id: InstanceId | None = None
     first_step_at: float | None = None
     first_token_at: float | None = None
@@ -31,6 +32,10 @@ class Stream:
     replayed_at: float = -inf
     stopped_after: dict[int, int] = field(default_factory=dict)
     """Choices that ended by themselves, and whose text had reached a stop string with fewer tokens: so many."""
+    age_before_s: float = 0.0
+    """How long ago it had arrived in the mesh when it came here, at schedulers before this one."""
+    is_released: bool = False
+    """Whether nothing here computes it any more: it is kept for its gateway to take it to another scheduler."""
 
     @property
     def request_id(self) -> RequestId:
@@ -59,12 +64,40 @@ class Stream:
         if 0 <= index < len(choices) and num_tokens <= len(choices[index].output):
             self.stopped_after[index] = num_tokens
 
+    @property
+    def came_at(self) -> float:
+        """When it came to this scheduler."""
+        return self.arrived_at + self.age_before_s
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of its prompt, found in the prefix cache when it first ran, as far as that is known."""
+        before = self.submission.past
+        if before is None or before.num_cached_tokens is None:
+            return self.request.num_cached_tokens
+        return before.num_cached_tokens
+
+    def past(self, now: float) -> RequestPast:
+        """What it has behind it, here and at schedulers before."""
+        before = self.submission.past or RequestPast()
+        first_token_s = before.first_token_s
+        if first_token_s is None and self.first_token_at is not None:
+            first_token_s = self.first_token_at - self.arrived_at
+        queue_s = before.queue_s
+        if queue_s is None and self.first_step_at is not None:
+            queue_s = self.first_step_at - self.arrived_at
+        if queue_s is not None and first_token_s is not None:
+            queue_s = min(queue_s, first_token_s)  # whoever knew when it first ran is gone; it was before that
+        has_run = queue_s is not None
+        return RequestPast(now - self.arrived_at, queue_s, first_token_s, self.num_cached_tokens if has_run else None)
+
     def timing(self, now: float) -> Timing:
         """Where its time went; what did not happen counts as until now."""
+        past = self.past(now)
         return Timing(
-            queue_s=(now if self.first_step_at is None else self.first_step_at) - self.arrived_at,
-            first_token_s=(now if self.first_token_at is None else self.first_token_at) - self.arrived_at,
-            total_s=now - self.arrived_at,
+            queue_s=past.age_s if past.queue_s is None else past.queue_s,
+            first_token_s=past.age_s if past.first_token_s is None else past.first_token_s,
+            total_s=past.age_s,
         )
 
     def ended(self, closed: RequestClosed, now: float) -> "EndedStream":
@@ -115,6 +148,13 @@ class EndedStream:
 
 
 AnyStream = Stream | EndedStream
+
+
+def adopt(stream: AnyStream, gateway_id: InstanceId, attempt: int) -> None:
+    """Go on as another attempt, for another gateway: nothing counts any more that is said of the one before."""
+    stream.opened = replace(stream.opened, gateway_id=gateway_id, attempt=attempt)
+    if stream.closed is not None:
+        stream.closed = replace(stream.closed, attempt=attempt)
 
 
 def _log_of(choice: Choice, num_tokens: int | None) -> ResumedChoice:

@@ -32,6 +32,7 @@ def submission(request: SubmitRequest, encoder: PromptEncoder) -> SubmitTokens:
         resumed=request.resumed,
         owner=request.owner,
         client=request.client,
+        past=request.past,
         trace=request.trace,
     )
 

@@ -35,13 +35,17 @@ from shared.messages.requests import (
     ChatPrompt,
     DetokenizeTokens,
     ErrorInfo,
+    FindRequest,
     Prompt,
     PromptTokenized,
     ReplayRequest,
     RequestAccepted,
     RequestAdopted,
+    RequestFound,
     RequestMoved,
+    RequestPast,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     ResumedChoice,
     SubmitRequest,
@@ -84,7 +88,9 @@ GatewayInbound = (
     RequestAccepted
     | RequestRefused
     | RequestUnknown
+    | RequestReleased
     | RequestMoved
+    | RequestFound
     | RequestAdopted
     | TextProduced
     | PromptTokenized
@@ -97,6 +103,7 @@ SchedulerInbound = (
     SubmitTokens
     | CancelRequest
     | ReplayRequest
+    | FindRequest
     | AdoptRequest
     | ReplayLog
     | StopStringFound
@@ -136,6 +143,7 @@ __all__ = [
     "ExecutorInbound",
     "ExecutorStatus",
     "ExecutorView",
+    "FindRequest",
     "FinishReason",
     "GatewayInbound",
     "GatewayStatus",
@@ -152,9 +160,12 @@ __all__ = [
     "RequestAccepted",
     "RequestAdopted",
     "RequestClosed",
+    "RequestFound",
     "RequestMoved",
     "RequestOpened",
+    "RequestPast",
     "RequestRefused",
+    "RequestReleased",
     "RequestUnknown",
     "ResumedChoice",
     "RowFailure",

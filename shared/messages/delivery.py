@@ -33,7 +33,7 @@ class Usage(Message, frozen=True):
 
 
 class Timing(Message, frozen=True):
-    """Where a request's time in the scheduler went, in seconds."""
+    """Where a request's time went, in seconds since its arrival at its first scheduler."""
 
     queue_s: float = 0.0
     """From arrival to the first step."""

@@ -2,7 +2,8 @@
 
 Submission is idempotent by request id and attempt, so a sender that hears nothing sends again. A request whose
 scheduler is lost is submitted to another one as its next attempt, with the output it has so far. Output that is missing
-is asked for again (`ReplayRequest`), and a gateway takes over what another one left behind (`AdoptRequest`).
+is asked for again (`ReplayRequest`), and a gateway takes over what another one left behind (`FindRequest`, then
+`AdoptRequest`).
 
 Also the two questions a gateway asks a tokenizer on behalf of `/tokenize` and `/detokenize`.
 """
@@ -87,6 +88,22 @@ class ResumedChoice(Message, frozen=True):
     """One for each token if log-probabilities were asked for, or none at all if they were too many to travel."""
 
 
+class RequestPast(Message, frozen=True):
+    """What a request has behind it that goes on elsewhere: to its client all of its attempts are one request.
+
+    None where nobody knows, or where it has not come to that yet.
+    """
+
+    age_s: float = 0.0
+    """Since its first scheduler took it, or, if none had, since it came to its gateway."""
+    queue_s: float | None = None
+    """Of these, until its first step."""
+    first_token_s: float | None = None
+    """Of these, until its first output token."""
+    num_cached_tokens: int | None = None
+    """Of the prompt, found in the prefix cache when it first ran."""
+
+
 class SubmitRequest(Message, frozen=True, tag="submit_request"):
     """Gateway → tokenizer: encode this prompt and hand it to `scheduler_id`."""
 
@@ -109,13 +126,16 @@ class SubmitRequest(Message, frozen=True, tag="submit_request"):
     """From its arrival at the scheduler, the request has so much time in all; then it fails."""
     attempt: int = 1
     """Grows when the request is submitted again because the scheduler that had it is lost, or has lost it. A higher
-    attempt replaces a lower one everywhere. What is sent again because nobody answered is the same attempt."""
+    attempt replaces a lower one everywhere (`shared.attempts`). What is sent again because nobody answered is the same
+    attempt."""
     resumed: tuple[ResumedChoice, ...] = ()
     """Of a later attempt: the output so far, of each choice. Empty: nothing yet."""
     owner: str = ""
     """A hash of the client's API key: only who has the same may resume the request. Empty: there are no keys."""
     client: bytes = b""
     """What gateways need to tell the answer again; only they look into it. Empty: the request cannot be resumed."""
+    past: RequestPast | None = None
+    """Of a later attempt, or one that had to wait: what came before."""
     trace: TraceContext | None = None
     """Where in a trace it belongs. None: nobody wants to follow it."""
 
@@ -139,6 +159,7 @@ class SubmitTokens(Message, frozen=True, tag="submit_tokens"):
     resumed: tuple[ResumedChoice, ...] = ()
     owner: str = ""
     client: bytes = b""
+    past: RequestPast | None = None
     trace: TraceContext | None = None
 
 
@@ -164,9 +185,11 @@ class CancelRequest(Message, frozen=True, tag="cancel_request"):
 
     request_id: RequestId
     gateway_id: InstanceId
-    """Where the request's stream ends. Whoever else asks is not obeyed: another gateway has taken the request over."""
+    """Where the request's stream ends."""
     attempt: int = 1
     """The latest attempt that is to stop; a later one goes on."""
+    goes_on: bool = False
+    """Whether the request goes on elsewhere, in a later attempt: then this one is to be forgotten, without an end."""
 
 
 class ReplayRequest(Message, frozen=True, tag="replay_request"):
@@ -190,17 +213,32 @@ class RequestUnknown(Message, frozen=True, tag="request_unknown"):
     attempt: int
 
 
+class RequestReleased(Message, frozen=True, tag="request_released"):
+    """Scheduler → gateway: I have no executor for this attempt, and another scheduler has: submit it there.
+
+    I keep what there is of it, and say so again, until you tell me that it goes on there, or is not wanted any more
+    (`CancelRequest`).
+    """
+
+    request_id: RequestId
+    scheduler_id: InstanceId
+    attempt: int
+    past: RequestPast
+
+
 class RequestMoved(Message, frozen=True, tag="request_moved"):
     """Scheduler → gateway: the client follows this request at another gateway now; forget it."""
 
     request_id: RequestId
     scheduler_id: InstanceId
+    attempt: int = 1
+    """The one that it goes on as. Whoever has a later one has it from that gateway, and forgets nothing."""
 
 
-class AdoptRequest(Message, frozen=True, tag="adopt_request"):
-    """Gateway → all schedulers: whoever has this request of this owner, running or ended, point it to me.
+class FindRequest(Message, frozen=True, tag="find_request"):
+    """Gateway → all schedulers: who has this request of this owner, running or ended?
 
-    Answered by `RequestAdopted` and then by all of the output, or not at all.
+    Answered by `RequestFound`, or not at all. Changes nothing.
     """
 
     query_id: str
@@ -209,13 +247,39 @@ class AdoptRequest(Message, frozen=True, tag="adopt_request"):
     gateway_id: InstanceId
 
 
+class RequestFound(Message, frozen=True, tag="request_found"):
+    """Scheduler → gateway: I have it, as this attempt. If its client still waits, adopt it (`AdoptRequest`)."""
+
+    query_id: str
+    request_id: RequestId
+    scheduler_id: InstanceId
+    attempt: int
+
+
+class AdoptRequest(Message, frozen=True, tag="adopt_request"):
+    """Gateway → scheduler: point this request to me, if it still is the attempt that you said.
+
+    Answered by `RequestAdopted` and then by all of the output; by `RequestFound` if it is another attempt by now, since
+    somebody else was faster; or not at all.
+    """
+
+    query_id: str
+    request_id: RequestId
+    owner: str
+    gateway_id: InstanceId
+    attempt: int = 1
+    next_attempt: int = 2
+    """The one that it goes on as (`shared.attempts`)."""
+
+
 class RequestAdopted(Message, frozen=True, tag="request_adopted"):
     """Scheduler → gateway: the request is yours from now on."""
 
     query_id: str
     scheduler_id: InstanceId
     submission: SubmitTokens
-    """Enough to submit it again elsewhere. Its `timeout_ms` is what is left, its `resumed` is empty."""
+    """Enough to submit it again elsewhere. Its `attempt` is what it goes on as, its `timeout_ms` is what is left, its
+    `past` is until this moment, its `resumed` is empty."""
     num_output_tokens: tuple[int, ...]
     """How many tokens each choice has at this moment; all of them follow."""
     has_ended: bool

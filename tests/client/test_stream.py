@@ -374,8 +374,22 @@ async def test_cancellation_by_somebody_else_is_an_error() -> None:
         await peer.send(accepted(), {"type": "request.cancelled", "id": "stream", "request_id": "req-1", "usage": None})
 
     async with client_of(FakeGateway(script)) as client:
-        with pytest.raises(shoal.RequestCancelled):
+        with pytest.raises(shoal.RequestCancelled) as caught:
             await client.generate(**CHAT)
+    assert caught.value.usage is None
+
+
+@pytest.mark.parametrize("kind", ["request.cancelled", "request.failed"])
+async def test_what_a_request_consumed_that_did_not_complete_is_told(kind: str) -> None:
+    async def script(peer: Conversation) -> None:
+        usage = completed()["usage"]
+        end = failed("timeout_error", "deadline_exceeded", is_known=True) | {"type": kind, "usage": usage}
+        await peer.send(accepted(), delta(0, "Hel"), end)
+
+    async with client_of(FakeGateway(script)) as client:
+        with pytest.raises(shoal.RequestError) as caught:
+            await client.generate(**CHAT)
+    assert caught.value.usage == shoal.Usage(3, 4, 2)
 
 
 # Going on with somebody else's request.

@@ -6,7 +6,7 @@ import pytest
 
 from shared import subjects
 from shared.codec import Decoder
-from shared.ids import Service
+from shared.ids import InstanceId, Service
 from shared.messages import (
     AttachExecutor,
     AttachRefused,
@@ -233,3 +233,26 @@ async def test_beats_tell_model_holder_and_work(stage: Stage) -> None:
         num_guessed=3,
         num_guessed_right=1,
     )
+
+
+async def test_who_holds_it_is_told_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that another scheduler takes a free one without a pause."""
+    monkeypatch.setattr("shared.actor.BEAT_INTERVAL_S", 1000.0)
+    beats: asyncio.Queue[Presence] = asyncio.Queue()
+    decoder = Decoder[Presence](Presence)
+
+    async def observe(payload: bytes, _headers: object) -> None:
+        beats.put_nowait(decoder.decode(payload))
+
+    async def next_holder() -> InstanceId | None:
+        status = (await asyncio.wait_for(beats.get(), WAIT_S)).status
+        assert isinstance(status, ExecutorStatus)
+        return status.held_by
+
+    await stage.a.transport.subscribe(subjects.presence(Service.EXECUTOR), observe)
+    stage.executor.announce()  # the first beat may have been a while ago, and the next one a while off
+    assert await next_holder() is None
+    epoch = await stage.a.attach()
+    assert await next_holder() == stage.a.id
+    await stage.a.tell(DetachExecutor(stage.a.id, epoch))
+    assert await next_holder() is None

@@ -6,6 +6,8 @@ It sees exactly what the gateway sends, and sends exactly what a real mesh could
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from shared import subjects
 from shared.codec import Decoder, encode
 from shared.ids import InstanceId, RequestId, Service
@@ -17,6 +19,7 @@ from shared.messages import (
     DetokenizeTokens,
     ErrorInfo,
     ExecutorStatus,
+    FindRequest,
     FinishReason,
     Message,
     Outcome,
@@ -25,7 +28,10 @@ from shared.messages import (
     RequestAccepted,
     RequestAdopted,
     RequestClosed,
+    RequestFound,
+    RequestPast,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     SchedulerStatus,
     Status,
@@ -81,6 +87,11 @@ class FakeRequest:
     async def deny(self) -> None:
         """Its scheduler does not know it."""
         await self._send(RequestUnknown(self.request_id, self.message.scheduler_id, self.message.attempt))
+
+    async def release(self, past: RequestPast | None = None) -> None:
+        """Its scheduler cannot go on with it, and keeps it for another one."""
+        message, past = self.message, past or RequestPast()
+        await self._send(RequestReleased(self.request_id, message.scheduler_id, message.attempt, past))
 
     async def say(
         self,
@@ -148,9 +159,19 @@ class FakeRequest:
         self.end = RequestClosed(self.request_id, outcome, usage, timing, error, self.message.attempt)
         return self.end
 
+    async def tell(self, question: FindRequest) -> None:
+        """Say that it is here."""
+        found = RequestFound(question.query_id, self.request_id, self.message.scheduler_id, self.message.attempt)
+        await self._mesh.send_to(question.gateway_id, found)
+
     async def hand_to(self, query: AdoptRequest) -> None:
-        """Point it to the gateway that asks for it, and say all of it again."""
+        """Point it to the gateway that adopts it, and say all of it again."""
+        assert query.attempt == self.message.attempt
         self.gateway_id = query.gateway_id
+        self.message = replace(self.message, attempt=query.next_attempt)
+        self.pieces = [replace(piece, attempt=query.next_attempt) for piece in self.pieces]
+        if self.end is not None:
+            self.end = replace(self.end, attempt=query.next_attempt)
         await self._send(self._adopted(query.query_id))
         await self.replay()
 
@@ -171,6 +192,7 @@ class FakeRequest:
             text=message.text,
             num_choices=message.num_choices,
             max_tokens=message.max_tokens,
+            attempt=message.attempt,
             owner=message.owner,
             client=message.client,
             trace=message.trace,
@@ -197,29 +219,39 @@ class FakeMesh:
         self.cancellations: asyncio.Queue[CancelRequest] = asyncio.Queue()
         self.replays: asyncio.Queue[ReplayRequest] = asyncio.Queue()
         """What schedulers are asked to say again."""
+        self.searches: asyncio.Queue[FindRequest] = asyncio.Queue()
+        """Questions to all schedulers."""
         self.adoptions: asyncio.Queue[AdoptRequest] = asyncio.Queue()
         self.kept: dict[RequestId, FakeRequest] = {}
         """Requests that can be found again."""
         self.questions: asyncio.Queue[TokenizePrompt | DetokenizeTokens] = asyncio.Queue()
         self._transport = MemoryTransport(broker)
         self._tokenizer: Decoder[TokenizerInbound] = Decoder(TokenizerInbound)
-        self._scheduler: Decoder[CancelRequest | ReplayRequest] = Decoder(CancelRequest | ReplayRequest)
-        self._adoption: Decoder[AdoptRequest] = Decoder(AdoptRequest)
-        self._other_schedulers: list[InstanceId] = []
+        self._scheduler: Decoder[CancelRequest | ReplayRequest | AdoptRequest] = Decoder(
+            CancelRequest | ReplayRequest | AdoptRequest
+        )
+        self._search: Decoder[FindRequest] = Decoder(FindRequest)
+        self._other_schedulers: dict[InstanceId, bool] = {}
+        """Whether each holds executors."""
 
     async def start(self) -> None:
         """Listen, and announce every service."""
         await self._transport.connect()
         await self._transport.subscribe(subjects.tokenize(self.model), self._on_tokenizer_message, queue="tokenizers")
         await self._transport.subscribe(subjects.inbox(self.scheduler_id), self._on_scheduler_message)
-        await self._transport.subscribe(subjects.ADOPTIONS, self._on_adoption)
+        await self._transport.subscribe(subjects.ADOPTIONS, self._on_search)
         await self.beat()
 
-    async def add_scheduler(self, instance_id: InstanceId) -> None:
+    async def add_scheduler(self, instance_id: InstanceId, *, has_executors: bool = True) -> None:
         """Have one more scheduler, which beats even if `silent` has the others."""
-        self._other_schedulers.append(instance_id)
+        self._other_schedulers[instance_id] = has_executors
         await self._transport.subscribe(subjects.inbox(instance_id), self._on_scheduler_message)
-        await self.announce(Service.SCHEDULER, instance_id)
+        await self.beat()
+
+    async def give_executors(self, instance_id: InstanceId) -> None:
+        """Have a scheduler that was added hold executors from now on."""
+        self._other_schedulers[instance_id] = True
+        await self.beat()
 
     async def stop(self) -> None:
         """Say nothing more."""
@@ -232,7 +264,7 @@ class FakeMesh:
         async def on_message(payload: bytes, _headers: Mapping[str, str]) -> None:
             take(decoder.decode(payload))
 
-        self._other_schedulers.append(instance_id)
+        self._other_schedulers[instance_id] = True
         await self._transport.subscribe(subjects.inbox(instance_id), on_message)
         await self.announce(Service.SCHEDULER, instance_id)
 
@@ -252,8 +284,12 @@ class FakeMesh:
         """What a scheduler is asked to say again next."""
         return await asyncio.wait_for(self.replays.get(), PATIENCE_S)
 
-    async def next_adoption(self) -> AdoptRequest:
+    async def next_search(self) -> FindRequest:
         """Which request is looked for next."""
+        return await asyncio.wait_for(self.searches.get(), PATIENCE_S)
+
+    async def next_adoption(self) -> AdoptRequest:
+        """Which request is adopted next."""
         return await asyncio.wait_for(self.adoptions.get(), PATIENCE_S)
 
     async def next_question(self) -> TokenizePrompt | DetokenizeTokens:
@@ -265,8 +301,8 @@ class FakeMesh:
         for service in (Service.TOKENIZER, Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER):
             if service not in self.silent:
                 await self.announce(service, self._instance_id(service), is_draining=service in self.draining)
-        for instance_id in self._other_schedulers:
-            await self.announce(Service.SCHEDULER, instance_id)
+        for instance_id, has_executors in self._other_schedulers.items():
+            await self.announce(Service.SCHEDULER, instance_id, model=None if has_executors else "")
 
     async def announce(
         self,
@@ -278,8 +314,8 @@ class FakeMesh:
         is_draining: bool = False,
         is_leaving: bool = False,
     ) -> None:
-        """One beat of one instance."""
-        models = (model or self.model,)
+        """One beat of one instance. `model` "" is for none."""
+        models = () if model == "" else (model or self.model,)
         beat = Presence(
             service,
             instance_id,
@@ -321,12 +357,19 @@ class FakeMesh:
         message = self._scheduler.decode(payload)
         if isinstance(message, CancelRequest):
             self.cancellations.put_nowait(message)
-        else:
+        elif isinstance(message, ReplayRequest):
             self.replays.put_nowait(message)
+        else:
+            self.adoptions.put_nowait(message)
+            if (request := self._kept(message)) is not None:
+                await request.hand_to(message)
 
-    async def _on_adoption(self, payload: bytes, _headers: Mapping[str, str]) -> None:
-        query = self._adoption.decode(payload)
-        self.adoptions.put_nowait(query)
-        request = self.kept.get(query.request_id)
-        if request is not None and request.message.owner == query.owner:
-            await request.hand_to(query)
+    async def _on_search(self, payload: bytes, _headers: Mapping[str, str]) -> None:
+        question = self._search.decode(payload)
+        self.searches.put_nowait(question)
+        if (request := self._kept(question)) is not None:
+            await request.tell(question)
+
+    def _kept(self, question: FindRequest | AdoptRequest) -> FakeRequest | None:
+        request = self.kept.get(question.request_id)
+        return request if request is not None and request.message.owner == question.owner else None

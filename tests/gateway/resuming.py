@@ -30,7 +30,7 @@ async def left_behind(harness: Harness, *texts: str, **create: Any) -> FakeReque
 
 async def nobody_has_it(harness: Harness) -> None:
     """Let the time pass in which a scheduler could say that it has what is looked for."""
-    await harness.fake.next_adoption()
+    await harness.fake.next_search()
     await harness.advance(1.5)
 
 

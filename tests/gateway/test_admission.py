@@ -81,11 +81,11 @@ def test_vanished_model_is_unavailable_for_a_minute_then_unknown() -> None:
         world.clock.advance(0.5)
         world.directory.expire()
     assert world.admission.models() == []
-    world.admission.forget()
+    world.admission.tick()
     with pytest.raises(Unavailable):
         world.admission.check_model("m")
     world.clock.advance(60.0)
-    world.admission.forget()
+    world.admission.tick()
     with pytest.raises(ModelNotFound):
         world.admission.check_model("m")
 
@@ -113,3 +113,55 @@ def test_context_length_is_the_tokenizers() -> None:
     assert world.admission.max_model_len("m") is None
     world.all_beat()
     assert world.admission.max_model_len("m") == 128
+
+
+def change_hands(world: World) -> None:
+    """The only scheduler that holds executors drains, and another one is there."""
+    world.all_beat()
+    world.admission.tick()
+    world.beat(Service.SCHEDULER, is_draining=True)
+    world.beat(Service.SCHEDULER, name="2")
+
+
+def test_a_model_whose_executors_are_changing_hands_counts_as_served() -> None:
+    world = World()
+    change_hands(world)
+    assert world.admission.missing("m") == []
+    world.admission.check_model("m")
+    assert world.admission.choose_scheduler("m") is None, "not at this moment"
+    two = world.beat(Service.SCHEDULER, "m", name="2")
+    assert world.admission.choose_scheduler("m") == two
+
+
+def test_executors_that_nobody_takes_for_long_are_missing() -> None:
+    world = World()
+    change_hands(world)
+    for _ in range(10):
+        world.clock.advance(0.5)
+        world.admission.tick()
+    assert world.admission.missing("m") == [Service.EXECUTOR]
+    with pytest.raises(Unavailable):
+        world.admission.check_model("m")
+
+
+def test_executors_that_nobody_has_taken_yet_are_missing() -> None:
+    world = World()
+    world.all_beat(besides=Service.SCHEDULER)
+    world.beat(Service.SCHEDULER)
+    world.admission.tick()
+    assert world.admission.missing("m") == [Service.EXECUTOR]
+
+
+@pytest.mark.parametrize("service", [Service.TOKENIZER, Service.EXECUTOR, Service.DETOKENIZER])
+def test_while_hands_change_nothing_else_may_be_missing(service: Service) -> None:
+    world = World()
+    change_hands(world)
+    world.beat(service, "m", is_draining=True)
+    assert service in world.admission.missing("m")
+
+
+def test_without_anybody_to_take_them_executors_do_not_change_hands() -> None:
+    world = World()
+    change_hands(world)
+    world.beat(Service.SCHEDULER, name="2", is_draining=True)
+    assert world.admission.missing("m") == [Service.SCHEDULER]

@@ -10,13 +10,18 @@ from services.gateway.config import GatewayConfig
 from services.gateway.keys import Caller
 from services.gateway.mesh import Resumed
 from services.gateway.streams import Stream
+from shared import attempts
 from shared.errors import NotFound, Overloaded, Unavailable
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
+    AdoptRequest,
     FinishReason,
+    Message,
     Outcome,
     RequestAdopted,
+    RequestFound,
     RequestMoved,
+    RequestPast,
     SubmitRequest,
     SubmitTokens,
     TextOptions,
@@ -42,7 +47,9 @@ async def open_request(harness: Harness, client: bytes = CLIENT, **fields: Any) 
     return streams[0], request
 
 
-def adopted(harness: Harness, query_id: str, *, attempt: int = 1, has_ended: bool = False) -> RequestAdopted:
+def adopted(
+    harness: Harness, query_id: str, attempt: int, *, has_ended: bool = False, by: InstanceId | None = None
+) -> RequestAdopted:
     """What the scheduler answers that has the request."""
     submission = SubmitTokens(
         request_id=R,
@@ -55,11 +62,11 @@ def adopted(harness: Harness, query_id: str, *, attempt: int = 1, has_ended: boo
         num_choices=1,
         max_tokens=10,
         attempt=attempt,
+        past=RequestPast(age_s=20.0, queue_s=1.0, first_token_s=2.0, num_cached_tokens=3),
         owner="me",
         client=CLIENT,
     )
-    scheduler_id = harness.fake.scheduler_id if attempt == 1 else OTHER
-    return RequestAdopted(query_id, scheduler_id, submission, (2,), has_ended)
+    return RequestAdopted(query_id, by or harness.fake.scheduler_id, submission, (2,), has_ended)
 
 
 def mesh_side(harness: Harness, answer: RequestAdopted) -> FakeRequest:
@@ -78,13 +85,35 @@ def mesh_side(harness: Harness, answer: RequestAdopted) -> FakeRequest:
     return FakeRequest(harness.fake, message)
 
 
-async def adopt(harness: Harness, **fields: Any) -> tuple[Resumed, FakeRequest]:
-    """A request of another gateway, found for a client, and the mesh's side of it."""
+async def look(harness: Harness) -> tuple[asyncio.Task[Resumed], str]:
+    """A client comes back for a request of another gateway: the task that waits for it, and the id of its question."""
     looking = asyncio.create_task(harness.mesh.resume(R, "me"))
-    asked = await harness.fake.next_adoption()
+    asked = await harness.fake.next_search()
     assert (asked.request_id, asked.owner) == (R, "me")
     assert asked.gateway_id == harness.gateway.identity.instance_id
-    answer = adopted(harness, asked.query_id, **fields)
+    return looking, asked.query_id
+
+
+async def tell(harness: Harness, message: Message) -> None:
+    """Say something to the gateway."""
+    await harness.fake.send_to(harness.gateway.identity.instance_id, message)
+    await harness.settle()
+
+
+async def find(harness: Harness, query_id: str, attempt: int = 1, by: InstanceId | None = None) -> AdoptRequest:
+    """A scheduler has it, and is asked to hand it over."""
+    await tell(harness, RequestFound(query_id, R, by or harness.fake.scheduler_id, attempt))
+    asked = await harness.fake.next_adoption()
+    assert (asked.query_id, asked.request_id, asked.owner, asked.attempt) == (query_id, R, "me", attempt)
+    assert asked.next_attempt > attempt
+    return asked
+
+
+async def adopt(harness: Harness, **fields: Any) -> tuple[Resumed, FakeRequest]:
+    """A request of another gateway, found for a client, and the mesh's side of it."""
+    looking, query_id = await look(harness)
+    asked = await find(harness, query_id)
+    answer = adopted(harness, query_id, asked.next_attempt, **fields)
     await harness.fake.send_to(asked.gateway_id, answer)
     return await looking, mesh_side(harness, answer)
 
@@ -99,7 +128,7 @@ async def test_a_request_that_is_open_here_is_found_here(harness: Harness) -> No
     found = await harness.mesh.resume(stream.request_id, "me")
     assert found.stream is stream
     assert (found.client, found.num_tokens) == (CLIENT, (2,))
-    assert harness.fake.adoptions.empty()
+    assert harness.fake.searches.empty()
 
 
 @pytest.mark.parametrize(("owner", "client"), [("somebody else", CLIENT), ("me", b"")])
@@ -107,7 +136,7 @@ async def test_what_is_not_ones_own_or_not_resumable_is_not_found(harness: Harne
     stream, _ = await open_request(harness, client)
     with pytest.raises(NotFound):
         await harness.mesh.resume(stream.request_id, owner)
-    assert harness.fake.adoptions.empty(), "nobody else has it either"
+    assert harness.fake.searches.empty(), "nobody else has it either"
 
 
 async def test_a_detached_request_goes_on_and_is_cancelled_when_nobody_comes() -> None:
@@ -200,41 +229,99 @@ async def test_an_adopted_request_goes_on_at_another_scheduler_too(harness: Harn
     found, request = await adopt(harness)
     harness.mesh.attach([found.stream])
     await request.say("ab", num_tokens=2, logprobs=[logprobs_of("a"), logprobs_of("b")])
+    await harness.advance(5.0)
     submitted: asyncio.Queue[SubmitTokens] = asyncio.Queue()
     await harness.fake.take_submissions(OTHER, submitted.put_nowait)
     await harness.fake.announce(Service.SCHEDULER, harness.fake.scheduler_id, is_leaving=True)
     message = await asyncio.wait_for(submitted.get(), 5)
-    assert (message.attempt, message.prompt_token_ids.tolist(), message.client) == (2, [1, 2, 3], CLIENT)
+    assert message.attempt == request.message.attempt + 1
+    assert (message.prompt_token_ids.tolist(), message.client) == ([1, 2, 3], CLIENT)
+    assert message.past == RequestPast(age_s=25.0, queue_s=1.0, first_token_s=2.0, num_cached_tokens=3)
     assert message.gateway_id == harness.gateway.identity.instance_id
     assert [list(choice.token_ids) for choice in message.resumed] == [[0, 1]]
 
 
 async def test_of_two_schedulers_that_answer_the_one_with_the_later_attempt_counts(harness: Harness) -> None:
     await harness.fake.add_scheduler(OTHER)
-    found, early = await adopt(harness)
-    gateway_id = harness.gateway.identity.instance_id
-    await harness.fake.send_to(gateway_id, adopted(harness, "the same", attempt=2))
+    looking, query_id = await look(harness)
+    first = await find(harness, query_id, 1)
+    second = await find(harness, query_id, 2, by=OTHER)
+    assert second.next_attempt > first.next_attempt, "both may come about"
+    await tell(harness, adopted(harness, query_id, first.next_attempt))
+    found = await looking
     told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
-    assert (told.request_id, told.attempt) == (R, 1)
+    assert (told.attempt, told.goes_on) == (2, True), "should it have missed that it is wanted"
+    early = mesh_side(harness, adopted(harness, "", first.next_attempt))
+    await tell(harness, adopted(harness, query_id, second.next_attempt, by=OTHER))
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    assert (told.request_id, told.attempt, told.goes_on) == (R, first.next_attempt, True)
     await early.say("x")
     await early.close(Outcome.CANCELLED)
-    late = mesh_side(harness, adopted(harness, "", attempt=2))
+    late = mesh_side(harness, adopted(harness, "", second.next_attempt, by=OTHER))
     await late.say("abc")
     await late.finish()
     await harness.nothing_is_left()
     assert found.stream.choices[0].text == "abc"
-    await harness.fake.send_to(gateway_id, adopted(harness, "another", attempt=2))
-    await harness.settle()
-    await harness.fake.send_to(gateway_id, adopted(harness, "another", attempt=1))
+
+
+async def test_an_adoption_that_comes_about_after_a_later_one_is_dismissed(harness: Harness) -> None:
+    await harness.fake.add_scheduler(OTHER)
+    looking, query_id = await look(harness)
+    first = await find(harness, query_id, 1)
+    second = await find(harness, query_id, 2, by=OTHER)
+    await tell(harness, adopted(harness, query_id, second.next_attempt, by=OTHER))
+    assert (await looking).stream.is_accepted
+    while not harness.fake.cancellations.empty():
+        harness.fake.cancellations.get_nowait()
+    await tell(harness, adopted(harness, query_id, first.next_attempt))
     told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
-    assert told.attempt == 1, "also if it answers last"
+    assert (told.attempt, told.goes_on) == (first.next_attempt, True)
+
+
+async def test_an_earlier_attempt_that_is_found_late_is_dismissed(harness: Harness) -> None:
+    looking, query_id = await look(harness)
+    await find(harness, query_id, 2)
+    await tell(harness, RequestFound(query_id, R, OTHER, 1))
+    assert harness.fake.adoptions.empty(), "a later one was found already"
+    await harness.fake.add_scheduler(OTHER)
+    answer = adopted(harness, query_id, attempts.after_adoption(2, harness.gateway.identity.instance_id))
+    await tell(harness, answer)
+    await looking
+    for _ in range(2):
+        told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+        assert (told.attempt, told.goes_on) == (1, True)
+        await tell(harness, RequestFound("late", R, OTHER, 1))
+    await tell(harness, RequestFound("late", R, OTHER, 2 * answer.submission.attempt))
+    assert (await asyncio.wait_for(harness.fake.cancellations.get(), 5)).attempt == 1
+    assert harness.fake.cancellations.empty(), "whoever has a later one knows better"
+
+
+async def test_what_is_found_for_a_client_that_has_left_stays_where_it_is(harness: Harness) -> None:
+    looking, query_id = await look(harness)
+    looking.cancel()
+    await harness.settle()
+    assert len(harness.mesh.adoptions) == 0
+    await tell(harness, RequestFound(query_id, R, harness.fake.scheduler_id, 1))
+    assert harness.fake.adoptions.empty()
+    assert harness.fake.cancellations.empty()
+
+
+async def test_an_adoption_that_somebody_else_forestalled_is_made_again_for_a_client_that_waits(
+    harness: Harness,
+) -> None:
+    looking, query_id = await look(harness)
+    await find(harness, query_id, 1)
+    taken = attempts.after_adoption(1, InstanceId("gateway-faster"))
+    again = await find(harness, query_id, taken)
+    await tell(harness, adopted(harness, query_id, again.next_attempt))
+    assert (await looking).stream.is_accepted
 
 
 async def test_nobody_answers_for_an_unknown_request(harness: Harness) -> None:
     looking = asyncio.create_task(harness.mesh.resume(R, "me"))
-    first = await harness.fake.next_adoption()
+    first = await harness.fake.next_search()
     await harness.advance(0.5)
-    assert await harness.fake.next_adoption() == first, "the question may have been lost"
+    assert await harness.fake.next_search() == first, "the question may have been lost"
     assert not looking.done()
     await harness.advance(0.5)
     with pytest.raises(NotFound):
@@ -246,22 +333,33 @@ async def test_while_a_scheduler_may_come_back_nobody_says_that_a_request_is_unk
     harness.fake.silent.add(Service.SCHEDULER)
     await harness.advance(2.0)
     looking = asyncio.create_task(harness.mesh.resume(R, "me"))
-    await harness.fake.next_adoption()
+    await harness.fake.next_search()
     await harness.advance(1.5)
     with pytest.raises(Unavailable):
         await looking
     harness.fake.silent.clear()
     await harness.advance(GatewayConfig().failover_timeout_s)
     looking = asyncio.create_task(harness.mesh.resume(R, "me"))
-    await harness.fake.next_adoption()
+    await harness.fake.next_search()
     await harness.advance(1.5)
     with pytest.raises(NotFound):
         await looking
 
 
+async def test_a_scheduler_that_has_not_been_heard_since_may_have_what_is_looked_for(harness: Harness) -> None:
+    """It died a moment ago, and does not count as dead yet."""
+    await harness.advance(1.0)
+    harness.fake.silent.add(Service.SCHEDULER)
+    await harness.advance(0.5)
+    looking = asyncio.create_task(harness.mesh.resume(R, "me"))
+    await harness.fake.next_search()
+    await harness.advance(1.0)
+    with pytest.raises(Unavailable):
+        await looking
+
+
 async def test_an_answer_that_nobody_waits_for_any_more_is_cancelled_in_the_end(harness: Harness) -> None:
-    await harness.fake.send_to(harness.gateway.identity.instance_id, adopted(harness, "forgotten"))
-    await harness.settle()
+    await tell(harness, adopted(harness, "forgotten", attempts.after_adoption(1, InstanceId("gateway-1"))))
     await harness.advance(31.0)
     assert await harness.fake.next_cancellation() == R
 
@@ -269,10 +367,10 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_cancelled_in_the_end(
 async def test_a_request_that_its_client_reads_elsewhere_ends_here_without_being_cancelled(harness: Harness) -> None:
     stream, request = await open_request(harness)
     await request.say("a")
-    moved = RequestMoved(stream.request_id, harness.fake.scheduler_id)
+    await tell(harness, RequestMoved(stream.request_id, harness.fake.scheduler_id, 1))
+    assert len(harness.mesh.requests) == 1, "it is this gateway's own attempt"
     for _ in range(2):
-        await harness.fake.send_to(harness.gateway.identity.instance_id, moved)
-    await harness.settle()
+        await tell(harness, RequestMoved(stream.request_id, harness.fake.scheduler_id, 2**43))
     assert stream.end is not None
     assert stream.end.error is not None
     assert stream.end.error.code == "resumed_elsewhere"
@@ -284,12 +382,29 @@ async def test_a_request_that_its_client_reads_elsewhere_ends_here_without_being
     assert harness.fake.cancellations.empty()
 
 
+async def test_what_moved_while_it_was_handed_over_stops_where_it_was_handed_to(harness: Harness) -> None:
+    stream, request = await open_request(harness)
+    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.announce(Service.SCHEDULER, harness.fake.scheduler_id, is_leaving=True)
+    again = await harness.fake.next_request()
+    assert (again.message.scheduler_id, again.message.attempt) == (OTHER, 2)
+    await tell(harness, RequestMoved(stream.request_id, harness.fake.scheduler_id, 2**43))
+    assert stream.end is not None
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    assert (told.request_id, told.attempt, told.goes_on) == (request.request_id, 2, True)
+
+
 async def test_a_stream_of_an_earlier_stay_has_no_say_over_a_request_that_came_back(harness: Harness) -> None:
-    found, _ = await adopt(harness)
-    moved = RequestMoved(R, harness.fake.scheduler_id)
-    await harness.fake.send_to(harness.gateway.identity.instance_id, moved)
-    await harness.settle()
-    again, request = await adopt(harness)
+    found, earlier = await adopt(harness)
+    moved = RequestMoved(R, harness.fake.scheduler_id, 2 * earlier.message.attempt)
+    await tell(harness, moved)
+    looking, query_id = await look(harness)
+    asked = await find(harness, query_id, moved.attempt)
+    answer = adopted(harness, query_id, asked.next_attempt)
+    await tell(harness, answer)
+    again, request = await looking, mesh_side(harness, answer)
+    await tell(harness, moved)
+    assert again.stream.end is None, "that was before"
     harness.mesh.attach([again.stream])
     await harness.mesh.cancel([found.stream])
     await harness.mesh.detach([found.stream])
@@ -318,7 +433,7 @@ async def test_a_leaving_gateway_lets_go_what_can_be_resumed_and_fails_the_rest(
 
 async def test_what_a_leaving_gateway_looks_for_is_not_found(harness: Harness) -> None:
     looking = asyncio.create_task(harness.mesh.resume(R, "me"))
-    await harness.fake.next_adoption()
+    await harness.fake.next_search()
     await harness.mesh.end_all()
     with pytest.raises(NotFound):
         await looking

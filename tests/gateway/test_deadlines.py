@@ -1,6 +1,7 @@
 """A request whose `timeout_ms` is over: what its client gets, wherever the request was."""
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -15,6 +16,12 @@ from tests.gateway.peers import Peer
 PATH = "/v1/chat/completions"
 LATE = ErrorInfo.of(DeadlineExceeded("the request's timeout_ms is over"))
 CODE = "deadline_exceeded"
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 1,
+    "total_tokens": 4,
+    "prompt_tokens_details": {"cached_tokens": 2},
+}
 
 
 async def answer_of(harness: Harness, body: dict[str, Any], path: str = PATH) -> tuple[int, Any, str | None]:
@@ -71,6 +78,32 @@ async def test_request_on_a_socket_that_is_late_fails_after_its_text(harness: Ha
     assert (failed["type"], failed["request_id"]) == ("request.failed", request.request_id)
     assert (failed["error"]["type"], failed["error"]["code"]) == ("timeout_error", CODE)
     assert "retry_after_s" not in failed
+    assert failed.get("usage") == (USAGE if text else None), "what it has consumed, if it got something for it"
+
+
+async def test_request_on_a_socket_that_the_mesh_does_not_end_has_consumed_what_was_delivered(
+    harness: Harness, peer: Peer
+) -> None:
+    request = await peer.create(harness, body=CHAT | {"timeout_ms": 500})
+    await request.say("until then")
+    assert (await peer.receive())["text"] == "until then"
+    await harness.advance(2.0)
+    failed = await peer.receive()
+    assert failed["error"]["code"] == CODE
+    assert failed["usage"] == USAGE | {"prompt_tokens_details": {"cached_tokens": 0}}, "but for what nobody said"
+
+
+@pytest.mark.parametrize("wants_usage", [False, True])
+async def test_stream_that_is_late_tells_what_it_consumed_if_its_client_wants_to_know(
+    harness: Harness, wants_usage: bool
+) -> None:
+    options = {"stream_options": {"include_usage": True}} if wants_usage else {}
+    response, request = await harness.open_stream(CHAT | options | {"timeout_ms": 500})
+    await request.say("until then")
+    await request.close(Outcome.FAILED, LATE)
+    events = await events_of(response)
+    assert_ended_once(events, error=CODE)
+    assert json.loads(events[-2]).get("usage") == (USAGE if wants_usage else None)
 
 
 @pytest.mark.parametrize("is_accepted", [False, True])

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, Service
-from shared.messages import ErrorInfo, FinishReason, Outcome
+from shared.messages import ErrorInfo, FinishReason, Outcome, RequestPast
 from tests.gateway.fake_mesh import MODEL, FakeRequest, logprobs_of
 from tests.gateway.harness import CHAT, Harness, assert_ended_once, events_of, running_gateway, text_of
 
@@ -143,6 +143,86 @@ async def test_a_new_request_that_a_leaving_scheduler_refuses_goes_to_another_on
     assert (await asking)[0] == 200
 
 
+async def change_hands(harness: Harness) -> None:
+    """The scheduler with the executors drains, and another one is about to take them."""
+    await harness.advance(0.5)
+    await harness.fake.add_scheduler(OTHER, has_executors=False)
+    harness.fake.draining.add(Service.SCHEDULER)
+    await harness.fake.beat()
+    await harness.settle()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_new_request_waits_while_executors_change_hands(harness: Harness, is_stream: bool) -> None:
+    await change_hands(harness)
+    async with harness.http.get(harness.url + "/readyz") as report:
+        assert report.status == 200, "a request would be served"
+    asking = asyncio.create_task(harness.http.post(harness.url + PATH, json=CHAT | {"stream": is_stream}))
+    await harness.until(lambda: len(harness.mesh.requests) == 1)
+    await harness.advance(3.0)
+    assert not asking.done()
+    assert harness.fake.submissions.empty()
+    await harness.fake.give_executors(OTHER)
+    request = await harness.fake.next_request()
+    assert (request.message.scheduler_id, request.message.attempt) == (OTHER, 1)
+    await request.complete("a")
+    async with await asking as response:
+        assert response.status == 200
+
+
+async def test_a_new_request_waits_only_as_long_as_there_is_hope(harness: Harness) -> None:
+    await change_hands(harness)
+    asking = asyncio.create_task(harness.chat())
+    await harness.until(lambda: len(harness.mesh.requests) == 1)
+    await harness.advance(4.0)
+    assert not asking.done()
+    await harness.advance(1.5)
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (503, "unavailable")
+    await harness.nothing_is_left()
+    async with harness.http.get(harness.url + "/readyz") as report:
+        assert report.status == 503
+
+
+async def test_a_new_request_that_waits_ends_when_its_client_leaves(harness: Harness) -> None:
+    await change_hands(harness)
+    asking = asyncio.create_task(harness.chat())
+    await harness.until(lambda: len(harness.mesh.requests) == 1)
+    asking.cancel()
+    await harness.nothing_is_left()
+    await harness.fake.give_executors(OTHER)
+    await harness.advance(1.0)
+    assert harness.fake.submissions.empty()
+
+
+async def test_a_new_request_that_is_refused_just_before_executors_change_hands_waits_too(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await harness.advance(0.5)
+    await request.refuse(ErrorInfo.of(Unavailable("shutting down")))
+    await harness.settle()
+    assert not asking.done(), "why it was refused is not known here yet"
+    await change_hands(harness)
+    await harness.fake.give_executors(OTHER)
+    await harness.advance(0.5)
+    again = await harness.fake.next_request()
+    while again.message.scheduler_id != OTHER:
+        await again.refuse(ErrorInfo.of(Unavailable("shutting down")))
+        await harness.advance(0.5)
+        again = await harness.fake.next_request()
+    await again.complete("a")
+    assert (await asking)[0] == 200
+
+
+async def test_a_new_request_that_the_only_scheduler_refuses_as_it_leaves_is_told_so(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    harness.fake.draining.add(Service.SCHEDULER)
+    await harness.fake.beat()
+    await harness.settle()
+    await request.refuse(ErrorInfo.of(Unavailable("shutting down", retry_after_s=2.0)))
+    status, answer = await asyncio.wait_for(asking, 5)
+    assert (status, answer["error"]["message"]) == (503, "shutting down")
+
+
 async def test_a_scheduler_that_does_not_know_a_request_gets_it_again(harness: Harness) -> None:
     response, request = await harness.open_stream(CHAT)
     await request.say("a")
@@ -159,6 +239,80 @@ async def test_a_scheduler_that_does_not_know_a_request_gets_it_again(harness: H
     await again.finish()
     assert_ended_once(await events_of(response), reason="stop")
     assert harness.fake.submissions.empty()
+
+
+async def test_a_released_request_goes_on_elsewhere_and_only_then_is_its_scheduler_let_off(harness: Harness) -> None:
+    response, request = await harness.open_stream(CHAT)
+    await request.say("a")
+    await harness.fake.add_scheduler(OTHER)
+    harness.fake.draining.add(Service.SCHEDULER)
+    await harness.fake.beat()
+    await harness.settle()
+    await request.release()
+    again = await harness.fake.next_request()
+    assert (again.message.scheduler_id, again.message.attempt) == (OTHER, 2)
+    assert [list(choice.token_ids) for choice in again.message.resumed] == [[0]]
+    await request.release()
+    await harness.settle()
+    assert harness.fake.cancellations.empty(), "the next attempt may be lost on its way, and this gateway may die"
+    await again.accept()
+    await request.release()
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    assert (told.request_id, told.attempt, told.goes_on) == (request.request_id, 1, True)
+    await again.say("ab")
+    await again.finish()
+    assert_ended_once(await events_of(response), reason="stop")
+    await request.release()
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    assert (told.attempt, told.goes_on) == (1, True), "also once the request has ended"
+    assert harness.fake.submissions.empty()
+
+
+async def test_a_request_takes_along_what_is_behind_it(harness: Harness) -> None:
+    """Its client counts from the beginning, whoever ends it."""
+    response, request = await harness.open_stream(CHAT)
+    await harness.advance(1.5)
+    await request.say("a")
+    await harness.settle()
+    await harness.advance(2.0)
+    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.announce(Service.SCHEDULER, harness.fake.scheduler_id, is_leaving=True)
+    second = await harness.fake.next_request()
+    past = RequestPast(age_s=3.5, first_token_s=1.5)
+    assert second.message.past == past, "as far as this gateway can know"
+    await second.accept()
+    await harness.advance(1.0)
+    known = RequestPast(age_s=4.75, queue_s=0.5, first_token_s=1.25, num_cached_tokens=2)
+    await second.release(known)
+    third = await harness.fake.next_request()
+    assert third.message.past == known, "as its scheduler says"
+    await third.complete("ab")
+    assert_ended_once(await events_of(response), reason="stop")
+    assert request.message.past is None
+
+
+async def test_a_request_may_be_released_as_often_as_it_likes(harness: Harness) -> None:
+    """Nobody has lost it, so it is not under suspicion of killing schedulers."""
+    response, request = await harness.open_stream(CHAT)
+    for _ in range(20):
+        await request.release()
+        request = await harness.fake.next_request()
+        await request.accept()
+    await request.complete("a")
+    assert_ended_once(await events_of(response), reason="stop")
+
+
+async def test_a_released_request_that_is_being_cancelled_is_not_submitted_again(harness: Harness) -> None:
+    asking, request = await harness.start_chat()
+    await request.accept()
+    await harness.settle()
+    asking.cancel()
+    assert await harness.fake.next_cancellation() == request.request_id
+    await request.release()
+    await harness.settle()
+    assert harness.fake.submissions.empty()
+    await request.close(Outcome.CANCELLED)
+    await harness.nothing_is_left()
 
 
 async def test_a_request_that_every_scheduler_loses_fails_in_the_end(harness: Harness) -> None:

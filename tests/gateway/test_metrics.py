@@ -209,7 +209,7 @@ async def test_refusals_on_a_websocket_are_counted_too(harness: Harness) -> None
             await peer.send({"type": "request.create", "id": name, "body": body})
             await peer.receive()
         await peer.send({"type": "request.resume", "id": "e", "request_id": "req-unknown", "offset": 0})
-        await harness.fake.next_adoption()
+        await harness.fake.next_search()
         await harness.advance(1.5)
         await peer.receive()
         await request.complete("x")

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.gateway.accounts import account_of
 from services.gateway.config import GatewayConfig
+from services.gateway.handover import Choose, Handover, IsServed
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.requests import OpenRequests
 from services.gateway.streams import End, Reader, Stream
@@ -25,7 +26,9 @@ from shared.messages import (
     ReplayRequest,
     RequestAccepted,
     RequestClosed,
+    RequestPast,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     SubmitRequest,
     TextProduced,
@@ -58,6 +61,15 @@ def submit(request_id: RequestId, timeout_ms: int | None = None) -> SubmitReques
     )
 
 
+def new_table(
+    choose: Choose = lambda _model: None,
+    config: GatewayConfig = CONFIG,
+    is_served: IsServed = lambda _model: True,
+    **told: Any,
+) -> OpenRequests:
+    return OpenRequests(GATEWAY, config, Handover(GATEWAY, choose, is_served), **told)
+
+
 def failure_of(stream: Stream) -> tuple[int, str] | None:
     end: End | None = stream.end
     return (end.error.status, end.error.code) if end is not None and end.error is not None else None
@@ -71,13 +83,15 @@ class Life(RuleBasedStateMachine):
         self.now = 0.0
         self.schedulers = [SCHEDULER]
         self.metrics = GatewayMetrics()
-        self.table = OpenRequests(
-            GATEWAY,
-            CONFIG,
+        self.is_served = True
+        self.table = new_table(
             lambda _model: self.schedulers[0] if self.schedulers else None,
+            is_served=lambda _model: self.is_served,
             on_end=lambda request, end: self.metrics.request_ended(account_of(request, end, self.now)),
             on_first_token=lambda request: self.metrics.first_token(request, "chat", self.now),
         )
+        self.waiting = {IDS[3]}
+        """Those for which there was no scheduler, and that were not submitted yet."""
         self.attempts: dict[RequestId, int] = dict.fromkeys(IDS, 1)
         """The latest that was submitted."""
         self.homes: dict[RequestId, InstanceId] = dict.fromkeys(IDS, SCHEDULER)
@@ -90,7 +104,8 @@ class Life(RuleBasedStateMachine):
     @initialize()
     def open_all(self) -> None:
         for request_id in IDS:
-            stream = self.table.open(submit(request_id, TIMEOUTS_MS.get(request_id)), SUBMISSION, self.now)
+            submission = None if request_id in self.waiting else SUBMISSION
+            stream = self.table.open(submit(request_id, TIMEOUTS_MS.get(request_id)), submission, self.now)
             self.streams[request_id] = stream
             self.ends[request_id] = self.cancellations[request_id] = self.num_tokens[request_id] = 0
             Reader([stream], self._counter(request_id), wants_text=False)
@@ -110,16 +125,26 @@ class Life(RuleBasedStateMachine):
                 continue
             assert subject in map(subjects.inbox, SCHEDULERS)
             message = Decoder[CancelRequest | ReplayRequest](CancelRequest | ReplayRequest).decode(payload)
-            if isinstance(message, CancelRequest):
+            if isinstance(message, CancelRequest) and message.goes_on:
+                self._dismissed(message)
+            elif isinstance(message, CancelRequest):
                 self.cancellations[message.request_id] += 1
             else:
                 assert subject == subjects.inbox(self.homes[message.request_id]), "only who has it is asked"
                 assert message.attempt == self.attempts[message.request_id]
 
+    def _dismissed(self, message: CancelRequest) -> None:
+        """A scheduler may forget what it keeps: then another one has it, or nobody needs it."""
+        request = self.table._requests.get(message.request_id)
+        assert request is None or (request.attempt > message.attempt and request.is_taken)
+
     def _submitted(self, message: SubmitRequest) -> None:
         """A later attempt, or the same one again: with all the output that is here, to a scheduler that is there."""
         request_id, stream = message.request_id, self.streams[message.request_id]
         assert stream.end is None, "what has ended for the client is not started again"
+        if request_id in self.waiting:
+            self.waiting.discard(request_id)
+            self.homes[request_id] = message.scheduler_id
         if message.attempt == self.attempts[request_id]:
             assert message.scheduler_id == self.homes[request_id]
             return
@@ -136,6 +161,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(request_id=st.sampled_from(IDS), error=st.sampled_from([InvalidRequest("no"), Unavailable("not now")]))
     def refuse(self, request_id: RequestId, error: RequestError) -> None:
+        if request_id in self.waiting:
+            return
         refused = RequestRefused(request_id, ErrorInfo.of(error), self.attempts[request_id])
         self._sent(self.table.refused(refused, self.now))
 
@@ -143,6 +170,13 @@ class Life(RuleBasedStateMachine):
     def deny(self, request_id: RequestId, is_late: bool) -> None:
         attempt = self.attempts[request_id] - is_late
         self._sent(self.table.unknown(RequestUnknown(request_id, self.homes[request_id], attempt), self.now))
+
+    @rule(request_id=st.sampled_from(IDS), is_late=st.booleans())
+    def release(self, request_id: RequestId, is_late: bool) -> None:
+        attempt = self.attempts[request_id] - is_late
+        self._sent(
+            self.table.released(RequestReleased(request_id, self.homes[request_id], attempt, RequestPast()), self.now)
+        )
 
     @rule(request_id=st.sampled_from(IDS))
     def detach(self, request_id: RequestId) -> None:
@@ -186,6 +220,10 @@ class Life(RuleBasedStateMachine):
             is_over = self.now >= timeout_ms / 1000 + 1.0
             wants_more = request_id in self.table._requests and self.table._requests[request_id].cancelled_at is None
             assert not (is_over and wants_more), "nobody waits longer than a request's own time and a second"
+        for request in self.table._requests.values():
+            if request.waits_since is not None and request.cancelled_at is None:
+                assert self.now - request.waits_since < CONFIG.placement_timeout_s, "nor long for somebody to take it"
+                assert not request.stream.is_accepted
 
     @rule(which=st.sampled_from(SCHEDULERS))
     def lose_scheduler(self, which: InstanceId) -> None:
@@ -200,6 +238,10 @@ class Life(RuleBasedStateMachine):
     @rule(which=st.sampled_from(DETOKENIZERS), is_last=st.booleans())
     def lose_detokenizer(self, which: InstanceId, is_last: bool) -> None:
         self.table.detokenizer_lost(which, ["m"] if is_last else [], self.now)
+
+    @rule()
+    def change_hope(self) -> None:
+        self.is_served = not self.is_served
 
     @rule()
     def find_detokenizer(self) -> None:
@@ -258,7 +300,7 @@ TestLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 
 @given(st.integers(1, 6))
 def test_request_is_sent_so_often_and_then_failed(max_submissions: int) -> None:
-    table = OpenRequests(GATEWAY, GatewayConfig(max_submissions=max_submissions))
+    table = new_table(config=GatewayConfig(max_submissions=max_submissions))
     stream = table.open(submit(IDS[0]), SUBMISSION, 0.0)
     sent = table.submission(IDS[0])
     now = 0.0
@@ -272,7 +314,7 @@ def test_request_is_sent_so_often_and_then_failed(max_submissions: int) -> None:
 
 @given(st.integers(1, 6000), st.booleans())
 def test_time_that_is_over_ends_a_request_that_the_mesh_does_not_end(timeout_ms: int, is_accepted: bool) -> None:
-    table = OpenRequests(GATEWAY, CONFIG)
+    table = new_table()
     stream = table.open(submit(IDS[0], timeout_ms), SUBMISSION, 10.0)
     if is_accepted:
         table.accepted(RequestAccepted(IDS[0], SCHEDULER, 3), 10.0)
@@ -289,7 +331,7 @@ def test_time_that_is_over_ends_a_request_that_the_mesh_does_not_end(timeout_ms:
 
 
 def test_cancelled_request_is_not_sent_again() -> None:
-    table = OpenRequests(GATEWAY, CONFIG)
+    table = new_table()
     stream = table.open(submit(IDS[0]), SUBMISSION, 0.0)
     assert len(table.cancel(stream, 0.0)) == 1
     assert table.cancel(stream, 0.0) == []

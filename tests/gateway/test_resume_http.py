@@ -60,7 +60,7 @@ async def refusal(harness: Harness, request: FakeRequest | str, query: str = "",
 async def not_found(harness: Harness, request: FakeRequest | str) -> tuple[int, Any]:
     """The refusal of what no scheduler says to have."""
     asking = asyncio.create_task(refusal(harness, request))
-    await harness.fake.next_adoption()
+    await harness.fake.next_search()
     await harness.advance(1.5)
     return await asking
 

@@ -124,9 +124,11 @@ async def test_search_holds_up_nothing_else_on_the_socket(
     assert (texts, end["type"]) == ({0: "Hel"}, "request.cancelled")
 
 
-async def test_peer_that_left_while_its_request_was_looked_for_leaves_nothing(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_peer_that_left_while_its_request_was_looked_for_leaves_it_as_it_is(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
+    """It may be on another connection by now, and go on there; unless it has said what shall become of the request."""
     found = asyncio.Event()
     search = harness.mesh.resume
 
@@ -138,7 +140,16 @@ async def test_peer_that_left_while_its_request_was_looked_for_leaves_nothing(
     monkeypatch.setattr(harness.mesh, "resume", slowly)
     async with connected(harness) as peer:
         await peer.send(resume(request))
+        if is_cancelled:
+            await peer.send({"type": "request.cancel", "request_id": request.request_id})
         await peer.send({"type": "ping"})
         await asyncio.wait_for(peer.receive(), PATIENCE_S)
     found.set()
-    assert await harness.fake.next_cancellation() == request.request_id
+    if is_cancelled:
+        assert await harness.fake.next_cancellation() == request.request_id
+        return
+    await harness.until(lambda: harness.gateway.server.num_connections == 1)
+    await harness.advance(29.0)
+    assert harness.fake.cancellations.empty()
+    await harness.advance(1.5)
+    assert await harness.fake.next_cancellation() == request.request_id, "nobody came"

@@ -178,7 +178,7 @@ async def test_a_gateway_that_leaves_tells_of_what_it_hands_over(harness: Harnes
 
 async def test_a_request_that_moves_to_another_gateway_ends_here(harness: Harness) -> None:
     request = await left_behind(harness, "a")
-    moved = RequestMoved(request.request_id, harness.fake.scheduler_id)
+    moved = RequestMoved(request.request_id, harness.fake.scheduler_id, attempt=2)
     await harness.fake.send_to(harness.gateway.identity.instance_id, moved)
     await harness.settle()
     assert only(harness, request.request_id).attributes[names.OUTCOME] == "moved"

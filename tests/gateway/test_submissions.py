@@ -14,6 +14,7 @@ from shared.messages import (
     CancelRequest,
     ChoiceText,
     FinishReason,
+    RequestPast,
     SubmitRequest,
     SubmitTokens,
     TextAlternative,
@@ -31,6 +32,9 @@ REQUEST = SubmitRequest(
 TOKENS = SubmitTokens(R, GATEWAY, "m", "t", int32s([1, 2]), SamplingParams(seed=3), TextOptions(), 1, 9, client=b"c")
 
 
+PAST = RequestPast(3.0, first_token_s=1.0)
+
+
 def position(number: int, num_top: int = 1) -> TextLogprobs:
     """Log-probabilities whose values say where they belong."""
     top = tuple(TextAlternative("t", -float(number) - 0.5, b"t", number + 100) for _ in range(num_top))
@@ -46,11 +50,12 @@ def log_of(num_tokens: int, *, num_top: int = 1, reason: FinishReason | None = N
 
 def test_a_request_goes_through_a_tokenizer_to_its_next_scheduler() -> None:
     subject, payload = next_attempt(
-        REQUEST, [log_of(2)], scheduler_id=SCHEDULER, attempt=2, timeout_ms=500, max_bytes=10_000
+        REQUEST, [log_of(2)], scheduler_id=SCHEDULER, attempt=2, timeout_ms=500, past=PAST, max_bytes=10_000
     )
     message = Decoder[SubmitRequest](SubmitRequest).decode(payload)
     assert subject == subjects.tokenize("m")
     assert (message.scheduler_id, message.attempt, message.timeout_ms) == (SCHEDULER, 2, 500)
+    assert message.past == PAST
     assert (message.prompt, message.sampling, message.client) == (REQUEST.prompt, REQUEST.sampling, b"c")
     (resumed,) = message.resumed
     assert resumed.token_ids.tolist() == [0, 1]
@@ -62,7 +67,7 @@ def test_a_request_goes_through_a_tokenizer_to_its_next_scheduler() -> None:
 
 def test_what_another_gateway_had_goes_to_the_scheduler_directly() -> None:
     subject, payload = next_attempt(
-        TOKENS, [ChoiceLog()], scheduler_id=SCHEDULER, attempt=3, timeout_ms=None, max_bytes=10_000
+        TOKENS, [ChoiceLog()], scheduler_id=SCHEDULER, attempt=3, timeout_ms=None, past=PAST, max_bytes=10_000
     )
     message = Decoder[SubmitTokens](SubmitTokens).decode(payload)
     assert subject == subjects.inbox(SCHEDULER)
@@ -72,7 +77,7 @@ def test_what_another_gateway_had_goes_to_the_scheduler_directly() -> None:
 def test_a_choice_that_ended_is_handed_over_as_ended_even_without_tokens() -> None:
     empty = log_of(0, reason=FinishReason.STOP)
     _, payload = next_attempt(
-        REQUEST, [empty, ChoiceLog()], scheduler_id=SCHEDULER, attempt=2, timeout_ms=None, max_bytes=10_000
+        REQUEST, [empty, ChoiceLog()], scheduler_id=SCHEDULER, attempt=2, timeout_ms=None, past=PAST, max_bytes=10_000
     )
     resumed = Decoder[SubmitRequest](SubmitRequest).decode(payload).resumed
     assert [choice.finish_reason for choice in resumed] == [FinishReason.STOP, None]
@@ -81,7 +86,13 @@ def test_a_choice_that_ended_is_handed_over_as_ended_even_without_tokens() -> No
 def test_log_probabilities_stay_behind_where_they_would_fill_the_message() -> None:
     def resumed(max_bytes: int) -> tuple[int, int]:
         _, payload = next_attempt(
-            REQUEST, [log_of(100, num_top=20)], scheduler_id=SCHEDULER, attempt=2, timeout_ms=None, max_bytes=max_bytes
+            REQUEST,
+            [log_of(100, num_top=20)],
+            scheduler_id=SCHEDULER,
+            attempt=2,
+            timeout_ms=None,
+            past=PAST,
+            max_bytes=max_bytes,
         )
         (choice,) = Decoder[SubmitRequest](SubmitRequest).decode(payload).resumed
         return len(choice.token_ids), len(choice.logprobs)

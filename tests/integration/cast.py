@@ -5,6 +5,7 @@ what arrives waits, nothing is handled and no beat is sent, until it thaws.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -128,6 +129,8 @@ class Streamed:
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
+    accepted_at: float = 0.0
+    ended_at: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -138,7 +141,7 @@ class Streamed:
         """Take in a delta or the end."""
         assert self.end is None, f"{message['type']} after {self.end['type'] if self.end else None}"
         if message["type"] != "request.delta":
-            self.end = message
+            self.end, self.ended_at = message, time.monotonic()
             return
         index = message["index"]
         assert message["offset"] == len(self.text.setdefault(index, "")), "a hole or a repetition in the text"
@@ -238,13 +241,13 @@ class Cast:
             while not condition():  # noqa: ASYNC110  # the condition is anything, not one event
                 await asyncio.sleep(0.01)
 
-    async def until_ready(self) -> None:
+    async def until_ready(self, gateway: int = 0) -> None:
         """Return when a request would be served."""
         report = ""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
-                    async with self.session.get(f"{self.url()}/readyz") as answer:
+                    async with self.session.get(f"{self.url(gateway)}/readyz") as answer:
                         report = await answer.text()
                         if answer.status == 200:
                             return
@@ -300,9 +303,9 @@ class Cast:
             await disturbing
         return streamed
 
-    async def resume_all(self, streamed: Sequence[Streamed]) -> None:
+    async def resume_all(self, streamed: Sequence[Streamed], gateway: int = 0) -> None:
         """Go on, over a new connection to a gateway that is there, with what has not ended."""
-        async with self.session.ws_connect(f"{self.url()}/v1/stream", max_msg_size=0) as socket:
+        async with self.session.ws_connect(f"{self.url(gateway)}/v1/stream", max_msg_size=0) as socket:
             for number, stream in enumerate(streamed):
                 if stream.end is None:
                     await socket.send_json(resume(number, stream))
@@ -341,6 +344,7 @@ async def follow(socket: aiohttp.ClientWebSocketResponse, streamed: Sequence[Str
         if message["type"] == "request.accepted":
             stream = streamed[int(message["id"])]
             stream.request_id = message["request_id"]
+            stream.accepted_at = stream.accepted_at or time.monotonic()
             by_request_id[stream.request_id] = stream
         elif message["type"] == "going_away":
             pass

@@ -12,38 +12,18 @@ from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from services.gateway.config import GatewayConfig
 from services.gateway.service import Gateway
+from services.gateway.submissions import Outgoing
 from services.scheduler.config import SchedulerConfig
 from shared.ids import Service
+from shared.messages import RequestReleased
 from shared.transport import Transport
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
-from tests.integration.cast import Cast, Disconnected, Disturbance, Player, Streamed, cast, create, follow
+from tests.integration.cast import Cast, Disconnected, Disturbance, Player, Streamed, cast, create, follow, resume
+from tests.integration.disturbed import TEXT, check_same, undisturbed, until_begun
 from tests.integration.in_process import load_runner
 from tests.tiny_models import make_tiny_model
-
-TEXT = "The river runs past the mill and under the bridge, and the miller counts the sacks. "
-CHAT = [{"role": "user", "content": "Who counts the sacks?"}]
-NUM_TOKENS = 150
-
-
-def make_bodies() -> list[dict[str, Any]]:
-    """Requests of every kind, each long enough to be disturbed."""
-    common: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
-    completion = common | {"prompt": TEXT}
-    return [
-        completion | {"temperature": 0},
-        completion | {"seed": 1, "temperature": 1.3},
-        completion | {"seed": 2, "n": 2, "temperature": 1.0},
-        completion | {"seed": 3, "logprobs": 3},
-        completion | {"seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
-        completion | {"seed": 5, "temperature": 2.0, "skip_special_tokens": False},
-        completion | {"prompt": TEXT * 30, "seed": 6, "top_k": 30, "top_p": 0.9},
-        completion | {"prompt": [TEXT, TEXT + "And"], "seed": 7, "n": 2},
-        {"messages": CHAT, "seed": 8, "max_tokens": NUM_TOKENS, "min_tokens": 100},
-        {"messages": CHAT, "seed": 9, "n": 2, "logprobs": True, "top_logprobs": 2, **common},
-        {"messages": CHAT, "seed": 10, "temperature": 0.4, "min_p": 0.05, **common},
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -73,30 +53,6 @@ async def mesh(folder: Path, runners: list[ModelRunner], connect: Callable[[str]
         await mesh.until_nothing_is_left()
 
 
-_KNOWN: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = []
-
-
-async def undisturbed(mesh: Cast) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Bodies, and what they give, asked for once: it is the same in any mesh. Some are stopped by a string in the
-    middle of what the others say."""
-    if not _KNOWN:
-        bodies = make_bodies()
-        free = await mesh.stream_all(bodies)
-        for number, place in ((0, 90), (1, 110), (4, 60)):
-            bodies.append(bodies[number] | {"stop": [free[number].text[0][place : place + 12], "\x00never"]})
-        streamed = await mesh.stream_all(bodies)
-        check_same(bodies[: len(free)], streamed[: len(free)], [one.output() for one in free])
-        _KNOWN.append((bodies, [stream.output() for stream in streamed]))
-    return _KNOWN[0]
-
-
-async def until_begun(streamed: list[Streamed], num_tokens: int) -> None:
-    """Return when every request has some tokens, and all together so many."""
-    async with asyncio.timeout(30):
-        while not (all(s.num_tokens for s in streamed) and sum(s.num_tokens for s in streamed) >= num_tokens):  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
 def find(mesh: Cast, service: Service) -> Player:
     """One that the streams depend on."""
     if service is Service.SCHEDULER:
@@ -123,11 +79,13 @@ async def freeze(mesh: Cast, service: Service) -> None:
     player.thaw()
 
 
-def check_same(bodies: list[dict[str, Any]], streamed: list[Streamed], expected: list[dict[str, Any]]) -> None:
-    """Fails naming the first request whose output is not what was expected, and what of it."""
-    for body, stream, wanted in zip(bodies, streamed, expected, strict=True):
-        for name, value in stream.output().items():
-            assert value == wanted[name], f"{name} of {body}"
+def check_times(streamed: list[Streamed]) -> None:
+    """The times that are told are those of the whole request, however many schedulers have had it."""
+    for stream in streamed:
+        assert stream.end is not None
+        timing, seen_s = stream.end["timing"], stream.ended_at - stream.accepted_at
+        assert timing["total_s"] > seen_s - 0.5, "the client saw more than half a second that nobody accounts for"
+        assert timing["queue_s"] <= timing["first_token_s"] <= timing["total_s"]
 
 
 def num_resubmitted(mesh: Cast) -> int:
@@ -158,27 +116,29 @@ async def test_streams_go_on_as_if_nothing_had_been(
     check_same(bodies, streamed, expected)
     if service is Service.SCHEDULER:
         assert num_resubmitted(mesh) > 0
+        check_times(streamed)
 
 
 async def test_a_scheduler_that_drains_hands_over_at_once_and_new_requests_are_served(mesh: Cast) -> None:
     bodies, expected = await undisturbed(mesh)
     seconds = 0.0
+    new: list[None] = []
 
     async def disturb(streamed: list[Streamed]) -> None:
         nonlocal seconds
         await until_begun(streamed, 300)
         began = time.monotonic()
         leaving = asyncio.create_task(find(mesh, Service.SCHEDULER).leave(deadline_s=60.0))
-        new = Streamed()
-        while not new.text:  # until the other scheduler has the executors, new requests are refused for a second
-            (new,) = await mesh.stream_all(bodies[:1])
-        check_same(bodies[:1], [new], expected[:1])
+        while not leaving.done():
+            check_same(bodies[:1], await mesh.stream_all(bodies[:1]), expected[:1])
+            new.append(None)
         await leaving
         seconds = time.monotonic() - began
 
     streamed = await mesh.stream_all(bodies, disturb)
     check_same(bodies, streamed, expected)
     assert seconds < 20, "what ran was not waited for"
+    assert new, "some came while hands changed"
 
 
 @pytest.mark.parametrize("away_s", [0.0, 4.0])
@@ -265,6 +225,74 @@ async def test_streams_survive_the_loss_of_their_scheduler_and_then_of_their_gat
     check_same(bodies, streamed, expected)
 
 
+async def test_streams_survive_a_gateway_that_dies_before_it_has_taken_them_elsewhere(mesh: Cast) -> None:
+    """Their scheduler has let them go, and no other one has them yet."""
+    bodies, expected = await undisturbed(mesh)
+    leaving: list[asyncio.Task[None]] = []
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        gateway, scheduler = find(mesh, Service.GATEWAY), find(mesh, Service.SCHEDULER)
+        released = asyncio.Event()
+
+        async def hear(_message: RequestReleased) -> None:
+            released.set()
+
+        gateway.actor.mesh.given_back = hear  # type: ignore[attr-defined]
+        leaving.append(asyncio.create_task(scheduler.leave(deadline_s=60.0)))
+        await asyncio.wait_for(released.wait(), 20)
+        await gateway.kill()
+
+    streamed = await follow_until_cut_off(mesh, bodies, disturb)
+    assert sum(stream.end is None for stream in streamed) > 3
+    await mesh.resume_all(streamed)
+    check_same(bodies, streamed, expected)
+    await asyncio.wait_for(leaving[0], 20)
+
+
+async def test_a_gateway_that_asks_late_takes_nothing_from_the_one_that_its_client_went_on_to(mesh: Cast) -> None:
+    """The client asks one gateway, whose question stays on its way, loses patience, and is served by another one."""
+    bodies, expected = await undisturbed(mesh)
+    await mesh.add(Service.GATEWAY)
+
+    async def disturb(streamed: list[Streamed]) -> None:
+        await until_begun(streamed, 300)
+        await find(mesh, Service.GATEWAY).kill()
+
+    streamed = await follow_until_cut_off(mesh, bodies, disturb)
+    held_up, send = hold_up_questions(find(mesh, Service.GATEWAY))
+    async with mesh.session.ws_connect(f"{mesh.url()}/v1/stream") as socket:
+        for number, stream in enumerate(streamed):
+            if stream.end is None:
+                await socket.send_json(resume(number, stream))
+        await mesh.until(lambda: len(held_up) >= sum(stream.end is None for stream in streamed) > 3)
+    num_before = sum(stream.num_tokens for stream in streamed)
+
+    async def ask_late() -> None:
+        await mesh.until(lambda: sum(stream.num_tokens for stream in streamed) > num_before + 100)
+        await send(held_up)
+
+    asking = asyncio.create_task(ask_late())
+    await mesh.resume_all(streamed, gateway=1)
+    await asking
+    check_same(bodies, streamed, expected)
+
+
+def hold_up_questions(gateway: Player) -> tuple[list[Outgoing], Callable[[list[Outgoing]], Awaitable[None]]]:
+    """Keep what a gateway asks all schedulers from now on; that, and what sends it."""
+    held_up: list[Outgoing] = []
+    mesh = gateway.actor.mesh  # type: ignore[attr-defined]
+    publish, look_for = mesh.publish, mesh.adoptions.look_for
+
+    def hold_up(*arguments: Any) -> Any:
+        answer, outgoing = look_for(*arguments)
+        held_up.extend(outgoing)
+        return answer, []
+
+    mesh.adoptions.look_for = hold_up
+    return held_up, publish
+
+
 async def test_a_request_can_be_read_again_after_its_end(mesh: Cast) -> None:
     bodies, expected = await undisturbed(mesh)
     streamed = await mesh.stream_all(bodies)
@@ -285,6 +313,44 @@ async def test_two_that_die_at_once_cost_a_pause(mesh: Cast) -> None:
 
     streamed = await mesh.stream_all(bodies, disturb)
     check_same(bodies, streamed, expected)
+
+
+async def test_a_request_whose_scheduler_and_gateway_die_at_once_ends_in_one_typed_failure_at_each_question(
+    folder: Path, runners: list[ModelRunner]
+) -> None:
+    """Nobody has its prompt any more. That is certain only when no scheduler may come back that was but frozen."""
+    broker = MemoryBroker()
+    config = GatewayConfig(port=0, failover_timeout_s=3.0)
+    async with cast(folder, runners, lambda _: MemoryTransport(broker), gateway=config) as mesh:
+        bodies, expected = await undisturbed(mesh)
+
+        async def disturb(streamed: list[Streamed]) -> None:
+            await until_begun(streamed, 300)
+            await asyncio.gather(find(mesh, Service.SCHEDULER).kill(), find(mesh, Service.GATEWAY).kill())
+
+        streamed = await follow_until_cut_off(mesh, bodies, disturb)
+        lost = [stream for stream in streamed if stream.end is None]
+        assert len(lost) > 3
+        codes: list[set[str]] = []
+        while codes[-1:] != [{"not_found"}]:
+            ends, seconds = await resume_and_fail(mesh, lost)
+            codes.append({end["error"]["code"] for end in ends})
+            assert seconds < config.adopt_timeout_s + 1.0
+            assert len(codes) < 10
+        assert codes[0] == {"unavailable"}, "it was just lost"
+        (new,) = await mesh.stream_all(bodies[:1])
+        check_same(bodies[:1], [new], expected[:1])
+        await mesh.until_nothing_is_left()
+
+
+async def resume_and_fail(mesh: Cast, streamed: list[Streamed]) -> tuple[list[dict[str, Any]], float]:
+    """What a client is told that asks for lost requests, and how long that takes."""
+    began = time.monotonic()
+    asked = [Streamed(stream.request_id, stream.text, stream.token_ids) for stream in streamed]
+    await mesh.resume_all(asked)
+    ends = [stream.end for stream in asked if stream.end is not None and stream.end["type"] == "request.failed"]
+    assert len(ends) == len(streamed)
+    return ends, time.monotonic() - began
 
 
 def count_tokens(mesh: Cast) -> int:

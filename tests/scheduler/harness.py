@@ -27,9 +27,11 @@ from shared.messages import (
     RequestAccepted,
     RequestAdopted,
     RequestClosed,
+    RequestFound,
     RequestMoved,
     RequestOpened,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     RunStep,
     StepCompleted,
@@ -139,7 +141,15 @@ class GatewayPeer(Peer):
 
     def __init__(self, broker: MemoryBroker, instance_id: InstanceId) -> None:
         super().__init__(
-            broker, instance_id, RequestAccepted | RequestRefused | RequestUnknown | RequestMoved | RequestAdopted
+            broker,
+            instance_id,
+            RequestAccepted
+            | RequestRefused
+            | RequestUnknown
+            | RequestReleased
+            | RequestMoved
+            | RequestFound
+            | RequestAdopted,
         )
 
     async def announce(self, **fields: Any) -> None:

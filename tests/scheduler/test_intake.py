@@ -40,7 +40,7 @@ class Door:
             max_tokens=fields.pop("max_tokens", 5),
             **fields,
         )
-        self.intake.admit(message, now)
+        self.intake.queue(self.intake.admit(message, now))
 
     def starts(self, now: float, tenant: str = "a", num_tokens: int = 10) -> None:
         """A request that waited runs now."""

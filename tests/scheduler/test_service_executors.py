@@ -1,10 +1,15 @@
 """The scheduler service: executors that come, go, drain, fall silent or answer twice."""
 
+import pytest
+
+from shared import subjects
+from shared.codec import Decoder
 from shared.ids import InstanceId, Service
 from shared.messages import (
     AttachExecutor,
     DetachExecutor,
     Outcome,
+    Presence,
     RunStep,
     SchedulerStatus,
     StepCompleted,
@@ -141,3 +146,36 @@ async def test_an_attached_executor_that_drains_finishes_what_it_has_and_is_let_
     await mesh.until(lambda: mesh.executor.of(DetachExecutor))
     assert mesh.detokenizer.tokens("r") == undisturbed_output(PROMPT, 0, 0, 3)
     assert mesh.service.models() == ()
+
+
+async def test_gateways_hear_at_once_which_models_a_scheduler_takes_requests_for(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.actor.BEAT_INTERVAL_S", 1000.0)
+    said: list[Presence] = []
+    decoder = Decoder[Presence](Presence)
+
+    async def hear(payload: bytes, _headers: object) -> None:
+        said.append(decoder.decode(payload))
+
+    def models() -> list[tuple[str, ...]]:
+        return [beat.models for beat in said]
+
+    await mesh.gateway.transport.subscribe(subjects.presence(Service.SCHEDULER), hear)
+    mesh.service.announce()  # the first beat may have been a while ago, and the next one a while off
+    await mesh.until(lambda: models() == [()])
+    await mesh.ready()
+    await mesh.until(lambda: models() == [(), ("model",)])
+    await mesh.executor.announce(held_by=SCHEDULER, is_draining=True)
+    await mesh.until(lambda: models()[2:3] == [()])
+
+
+async def test_a_scheduler_that_begins_to_drain_lets_its_executors_go_at_once(mesh: Mesh) -> None:
+    await mesh.ready()
+    other = Peer(mesh.broker, InstanceId("scheduler-2"), AttachExecutor)
+    await other.start()
+    await other.beat(Service.SCHEDULER, SchedulerStatus())
+    await mesh.settle()
+    mesh.service.drain(60)
+    await mesh.until(lambda: mesh.executor.of(DetachExecutor))
+    await other.transport.close()

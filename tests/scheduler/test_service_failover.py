@@ -3,15 +3,17 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.scheduler.config import SchedulerConfig
-from shared import subjects
+from shared import attempts, subjects
 from shared.codec import encode
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
     AdoptRequest,
     CancelRequest,
     DetachExecutor,
+    FindRequest,
     FinishReason,
     Message,
     Outcome,
@@ -20,8 +22,12 @@ from shared.messages import (
     ReplayRequest,
     RequestAccepted,
     RequestAdopted,
+    RequestClosed,
+    RequestFound,
     RequestMoved,
+    RequestPast,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     ResumedChoice,
     RunStep,
@@ -50,8 +56,16 @@ def output(index: int = 0, num_tokens: int = 5) -> list[int]:
     return undisturbed_output(PROMPT, 0, index, num_tokens)
 
 
-def adopt(owner: str = "me", request_id: str = "r") -> AdoptRequest:
-    return AdoptRequest("query", RequestId(request_id), owner, OTHER)
+def find(owner: str = "me", request_id: str = "r", gateway_id: InstanceId = OTHER) -> FindRequest:
+    return FindRequest("query", RequestId(request_id), owner, gateway_id)
+
+
+def adopt(attempt: int = 1, gateway_id: InstanceId = OTHER) -> AdoptRequest:
+    return AdoptRequest("query", R, "me", gateway_id, attempt, attempts.after_adoption(attempt, gateway_id))
+
+
+ADOPTED = attempts.after_adoption(1, OTHER)
+"""As which the other gateway adopts the first attempt."""
 
 
 async def ask_all(mesh: Mesh, message: Message) -> None:
@@ -289,6 +303,60 @@ async def test_tokens_that_wait_to_be_sent_do_not_come_before_the_log_that_is_se
     assert len(batch.opened) == 1
 
 
+# What came before.
+
+
+async def finish(mesh: Mesh, **fields: Any) -> RequestClosed:
+    """The end of a request that waits a second for its first step and takes two more seconds."""
+    await mesh.ready()
+    mesh.executor.is_working = False
+    await mesh.submit("r", **fields)
+    await mesh.until(lambda: mesh.executor.of(RunStep))
+    mesh.clock.advance(2.0)
+    await go_on(mesh)
+    await mesh.until(mesh.detokenizer.closed)
+    (closed,) = mesh.detokenizer.closed()
+    return closed
+
+
+async def test_times_of_a_request_that_had_an_earlier_attempt_are_those_of_both(mesh: Mesh) -> None:
+    past = RequestPast(age_s=10.0, queue_s=1.0, first_token_s=3.0, num_cached_tokens=7)
+    closed = await finish(mesh, attempt=2, resumed=(ResumedChoice(int32s(output()[:2])),), past=past)
+    assert (closed.timing.queue_s, closed.timing.first_token_s) == (1.0, 3.0)
+    assert closed.timing.total_s == pytest.approx(12.0, abs=0.1)
+    assert closed.usage.num_cached_tokens == 7, "what it found when it first ran"
+
+
+async def test_what_nobody_knows_of_an_earlier_attempt_is_what_happens_here(mesh: Mesh) -> None:
+    closed = await finish(mesh, attempt=2, past=RequestPast(age_s=10.0))
+    assert closed.timing.queue_s == pytest.approx(10.0, abs=0.1)
+    assert closed.timing.first_token_s == pytest.approx(12.0, abs=0.1)
+    assert closed.timing.total_s == pytest.approx(12.0, abs=0.1)
+    assert closed.usage.num_cached_tokens == 0
+
+
+async def test_a_request_ran_before_it_had_tokens_whoever_knows_when(mesh: Mesh) -> None:
+    closed = await finish(mesh, attempt=2, past=RequestPast(age_s=10.0, first_token_s=3.0))
+    assert closed.timing.queue_s == closed.timing.first_token_s == 3.0
+
+
+async def test_who_takes_a_request_elsewhere_or_adopts_it_is_told_what_came_before(mesh: Mesh) -> None:
+    other = GatewayPeer(mesh.broker, OTHER)
+    await other.start()
+    await release(mesh, **RESUMABLE)
+    mesh.clock.advance(3.0)
+    await mesh.pass_time(0.25)
+    past = mesh.gateway.of(RequestReleased)[-1].past
+    assert past.age_s == pytest.approx(3.5, abs=0.3)
+    assert (past.queue_s, past.first_token_s, past.num_cached_tokens) == (0.0, 0.0, 0)
+    mesh.clock.advance(4.0)
+    await tell(mesh, adopt())
+    past = other.of(RequestAdopted)[-1].submission.past
+    assert past.age_s == pytest.approx(7.5, abs=0.3)
+    assert past.first_token_s == 0.0
+    await other.transport.close()
+
+
 # Gateways are lost.
 
 
@@ -326,19 +394,72 @@ async def test_another_gateway_adopts_a_request_that_runs(mesh: Mesh) -> None:
     await begin(mesh, timeout_ms=60_000, **RESUMABLE)
     mesh.clock.advance(1.0)
     await lose_gateway(mesh)
-    await ask_all(mesh, adopt())
+    await ask_all(mesh, find())
+    assert other.received == [RequestFound("query", R, SCHEDULER, 1)]
+    await tell(mesh, adopt())
     (adopted,) = other.of(RequestAdopted)
     assert (adopted.query_id, adopted.scheduler_id, adopted.has_ended) == ("query", SCHEDULER, False)
     assert adopted.num_output_tokens == (2,)
     submission = adopted.submission
     assert (submission.gateway_id, submission.timeout_ms, submission.client) == (OTHER, 59_000, b"chat")
+    assert submission.attempt == ADOPTED
     assert submission.prompt_token_ids.tolist() == PROMPT
-    assert mesh.detokenizer.opened("r")[-1].gateway_id == OTHER
+    opened = mesh.detokenizer.opened("r")[-1]
+    assert (opened.gateway_id, opened.attempt) == (OTHER, ADOPTED)
     assert list(mesh.detokenizer.entries("r")[-1].token_ids) == output()[:2]
     await keep_alive(mesh, 1.0)
     assert mesh.service.status().num_orphaned_requests == 0
     await go_on(mesh)
-    assert [closed.outcome for closed in mesh.detokenizer.closed()] == [Outcome.COMPLETED]
+    assert [(closed.outcome, closed.attempt) for closed in mesh.detokenizer.closed()] == [(Outcome.COMPLETED, ADOPTED)]
+    await other.transport.close()
+
+
+async def test_looking_for_a_request_moves_nothing(mesh: Mesh) -> None:
+    """A client may have asked one gateway and gone to another one meanwhile: late questions take nothing away."""
+    other = GatewayPeer(mesh.broker, OTHER)
+    await other.start()
+    await begin(mesh, **RESUMABLE)
+    for _ in range(3):
+        await ask_all(mesh, find())
+    assert other.of(RequestFound) == [RequestFound("query", R, SCHEDULER, 1)] * 3
+    assert mesh.gateway.of(RequestMoved) == []
+    await go_on(mesh)
+    assert [opened.gateway_id for opened in mesh.detokenizer.opened("r")] == [GATEWAY]
+    await other.transport.close()
+
+
+async def test_a_late_adoption_takes_nothing_from_the_gateway_that_was_faster(mesh: Mesh) -> None:
+    late, served = GatewayPeer(mesh.broker, OTHER), GatewayPeer(mesh.broker, InstanceId("gateway-3"))
+    await late.start()
+    await served.start()
+    await begin(mesh, **RESUMABLE)
+    await ask_all(mesh, find())
+    await ask_all(mesh, find(gateway_id=served.instance_id))
+    await tell(mesh, adopt(gateway_id=served.instance_id))
+    now = attempts.after_adoption(1, served.instance_id)
+    await tell(mesh, adopt())
+    assert late.received == [RequestFound("query", R, SCHEDULER, 1), RequestFound("query", R, SCHEDULER, now)]
+    assert served.of(RequestMoved) == []
+    assert mesh.detokenizer.opened("r")[-1].gateway_id == served.instance_id
+    await tell(mesh, adopt(now))
+    assert len(late.of(RequestAdopted)) == 1, "if its client still waits, it is the newer one"
+    assert served.of(RequestMoved) == [RequestMoved(R, SCHEDULER, attempts.after_adoption(now, OTHER))]
+    for peer in (late, served):
+        await peer.transport.close()
+
+
+async def test_an_adoption_whose_answer_was_lost_is_made_again(mesh: Mesh) -> None:
+    other = GatewayPeer(mesh.broker, OTHER)
+    await other.start()
+    await begin(mesh, **RESUMABLE)
+    await tell(mesh, adopt())
+    await ask_all(mesh, find())
+    assert other.of(RequestFound)[-1].attempt == ADOPTED
+    await tell(mesh, adopt(ADOPTED))
+    assert len(other.of(RequestAdopted)) == 2
+    assert other.of(RequestMoved) == []
+    assert list(mesh.detokenizer.entries("r")[-1].token_ids) == output()[:2], "its output is said again, too"
+    assert mesh.detokenizer.opened("r")[-1].attempt == other.of(RequestAdopted)[-1].submission.attempt
     await other.transport.close()
 
 
@@ -346,15 +467,19 @@ async def test_a_gateway_whose_request_was_adopted_is_told_and_not_obeyed_any_mo
     other = GatewayPeer(mesh.broker, OTHER)
     await other.start()
     await begin(mesh, **RESUMABLE)
-    await ask_all(mesh, adopt())
-    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER)]
+    await tell(mesh, adopt())
+    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER, ADOPTED)]
     await tell(mesh, CancelRequest(R, GATEWAY, 1))
+    await tell(mesh, CancelRequest(R, GATEWAY, 1, goes_on=True))
     await tell(mesh, ReplayRequest(R, GATEWAY, 1, (0,)))
-    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER)] * 3, "should it have missed the first one"
+    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER, ADOPTED)] * 4, "should it have missed the first"
+    await mesh.submit("r", attempt=2, **RESUMABLE)
+    await mesh.settle()
+    assert mesh.gateway.of(RequestMoved) == [RequestMoved(R, SCHEDULER, ADOPTED)] * 5, "nor a later attempt of its own"
     await lose_gateway(mesh)
     await keep_alive(mesh, 1.0)
     assert mesh.service.status().num_open_requests == 1
-    await tell(mesh, CancelRequest(R, OTHER, 1))
+    await tell(mesh, CancelRequest(R, OTHER, ADOPTED))
     assert [closed.outcome for closed in mesh.detokenizer.closed()] == [Outcome.CANCELLED]
     await other.transport.close()
 
@@ -365,28 +490,25 @@ async def test_an_ended_request_is_adopted_with_its_output_and_its_end(mesh: Mes
     await mesh.ready()
     await mesh.submit("r", **RESUMABLE)
     await mesh.until(mesh.detokenizer.closed)
-    await ask_all(mesh, adopt())
+    await tell(mesh, adopt())
     (adopted,) = other.of(RequestAdopted)
     assert (adopted.has_ended, adopted.num_output_tokens) == (True, (5,))
     assert mesh.detokenizer.opened("r")[-1].gateway_id == OTHER
-    assert len(mesh.detokenizer.closed()) == 2
+    assert [closed.attempt for closed in mesh.detokenizer.closed()] == [1, ADOPTED]
     await other.transport.close()
 
 
 @pytest.mark.parametrize(
-    ("fields", "question"),
-    [
-        (RESUMABLE, adopt(owner="somebody else")),
-        (RESUMABLE, adopt(request_id="another")),
-        ({"owner": "me"}, adopt()),
-    ],
+    ("fields", "owner", "request_id"),
+    [(RESUMABLE, "somebody else", "r"), (RESUMABLE, "me", "another"), ({"owner": "me"}, "me", "r")],
     ids=["another owner", "another request", "not resumable"],
 )
-async def test_nobody_gets_what_is_not_his(mesh: Mesh, fields: dict[str, Any], question: AdoptRequest) -> None:
+async def test_nobody_gets_what_is_not_his(mesh: Mesh, fields: dict[str, Any], owner: str, request_id: str) -> None:
     other = GatewayPeer(mesh.broker, OTHER)
     await other.start()
     await begin(mesh, **fields)
-    await ask_all(mesh, question)
+    await ask_all(mesh, find(owner, request_id))
+    await tell(mesh, replace(adopt(), owner=owner, request_id=RequestId(request_id)))
     assert other.received == []
     assert [opened.gateway_id for opened in mesh.detokenizer.opened("r")] == [GATEWAY]
     await other.transport.close()
@@ -406,7 +528,7 @@ async def test_a_gateway_that_only_slept_keeps_its_requests(mesh: Mesh) -> None:
 
 async def test_a_stop_string_that_a_replay_finds_late_still_ends_the_choice(mesh: Mesh) -> None:
     await begin(mesh, num_tokens=3, **RESUMABLE)
-    await ask_all(mesh, adopt())
+    await tell(mesh, adopt())
     await mesh.detokenizer.send(StopStringFound(R, 0, 2))
     await mesh.until(mesh.detokenizer.closed)
     assert mesh.detokenizer.closed()[0].usage.num_output_tokens == (2,)
@@ -438,22 +560,135 @@ async def announce_another_scheduler(mesh: Mesh, *models: str) -> None:
     await mesh.settle()
 
 
-async def test_what_no_executor_here_can_go_on_with_goes_to_a_scheduler_that_has_one(mesh: Mesh) -> None:
+def releases(gateway: GatewayPeer) -> list[tuple[RequestId, InstanceId, int]]:
+    """What a gateway was told of attempts that have to go on elsewhere."""
+    return [(told.request_id, told.scheduler_id, told.attempt) for told in gateway.of(RequestReleased)]
+
+
+async def release(mesh: Mesh, **fields: Any) -> None:
+    """A request that has two tokens, and whose executor is gone while another scheduler has one."""
+    await mesh.gateway.announce()
+    await begin(mesh, **fields)
+    await mesh.executor.announce(is_leaving=True)
+    await announce_another_scheduler(mesh, "model")
+    await mesh.pass_time(0.25)
+    assert releases(mesh.gateway)[:1] == [(R, SCHEDULER, 1)]
+
+
+async def pass_time_of_all(mesh: Mesh, seconds: float, *gateways: GatewayPeer) -> None:
+    """Let time pass; the other scheduler, the detokenizer and these gateways live on."""
+    for _ in range(int(2 * seconds)):
+        await mesh.detokenizer.announce()
+        for gateway in gateways:
+            await gateway.announce()
+        await announce_another_scheduler(mesh, "model")
+        await mesh.pass_time(0.5)
+
+
+async def test_what_no_executor_here_can_go_on_with_is_for_a_scheduler_that_has_one(mesh: Mesh) -> None:
     await begin(mesh)
     await mesh.executor.announce(is_leaving=True)
     await announce_another_scheduler(mesh)
     await mesh.pass_time(0.25)
-    assert mesh.service.status().num_open_requests == 1, "the other one has none either"
+    assert mesh.gateway.of(RequestReleased) == [], "the other one has none either"
     await announce_another_scheduler(mesh, "model")
     await mesh.pass_time(0.25)
-    assert mesh.gateway.of(RequestUnknown) == [RequestUnknown(R, SCHEDULER, 1)]
-    assert mesh.service.is_idle()
+    assert releases(mesh.gateway)[:1] == [(R, SCHEDULER, 1)]
     assert mesh.detokenizer.closed() == [], "it has not ended"
+
+
+async def test_what_is_released_is_kept_until_it_goes_on_elsewhere(mesh: Mesh) -> None:
+    await release(mesh)
+    await pass_time_of_all(mesh, 60.0, mesh.gateway)
+    assert len(mesh.gateway.of(RequestReleased)) > 60, "each may be lost"
     await tell(mesh, ReplayRequest(R, GATEWAY, 1, (0,)))
-    assert len(mesh.gateway.of(RequestUnknown)) == 2, "should the first answer be lost"
+    assert list(mesh.detokenizer.entries("r")[-1].token_ids) == output()[:2], "its gateway takes along what there is"
+    assert not mesh.service.is_idle()
+    await tell(mesh, CancelRequest(R, GATEWAY, 1, goes_on=True))
+    assert mesh.service.is_idle()
+    assert mesh.detokenizer.closed() == [], "nobody is told of an end"
+    num_told = len(mesh.gateway.of(RequestReleased))
+    await pass_time_of_all(mesh, 2.0, mesh.gateway)
+    assert len(mesh.gateway.of(RequestReleased)) == num_told
+    await tell(mesh, ReplayRequest(R, GATEWAY, 1, (0,)))
+    assert mesh.gateway.of(RequestUnknown) == [RequestUnknown(R, SCHEDULER, 1)]
 
 
-async def test_what_has_no_gateway_waits_for_one_before_it_goes_to_another_scheduler(mesh: Mesh) -> None:
+async def test_a_released_request_survives_its_gateway_and_is_adopted_with_its_output(mesh: Mesh) -> None:
+    other = GatewayPeer(mesh.broker, OTHER)
+    await other.start()
+    await release(mesh, timeout_ms=60_000, **RESUMABLE)
+    await lose_gateway(mesh)
+    await pass_time_of_all(mesh, 20.0)
+    await tell(mesh, adopt())
+    (adopted,) = other.of(RequestAdopted)
+    assert (adopted.num_output_tokens, adopted.has_ended) == ((2,), False)
+    assert adopted.submission.timeout_ms == pytest.approx(39_750, abs=500)
+    assert list(mesh.detokenizer.entries("r")[-1].token_ids) == output()[:2]
+    await mesh.pass_time(0.25)
+    assert other.of(RequestReleased) == [], "what there is needs a moment to arrive there"
+    await mesh.pass_time(0.25)
+    assert releases(other) == [(R, SCHEDULER, ADOPTED)]
+    await tell(mesh, CancelRequest(R, OTHER, ADOPTED, goes_on=True))
+    assert mesh.service.is_idle()
+    await other.transport.close()
+
+
+async def test_nothing_computes_a_released_request_when_an_executor_comes(mesh: Mesh) -> None:
+    await release(mesh)
+    mesh.executor.restart()
+    await mesh.executor.announce()
+    await mesh.until(lambda: mesh.service.models() == ("model",))
+    num_plans = len(mesh.executor.of(RunStep))
+    await mesh.pass_time(1.0)
+    assert len(mesh.executor.of(RunStep)) == num_plans
+    mesh.executor.is_working = True
+    await mesh.submit("r", attempt=2, resumed=(ResumedChoice(int32s(output()[:2])),))
+    await mesh.until(mesh.detokenizer.closed)
+    assert [closed.attempt for closed in mesh.detokenizer.closed()] == [2]
+    assert mesh.detokenizer.tokens("r") == output()
+    assert mesh.service.is_idle()
+    assert not mesh.service._requests._releases
+
+
+async def test_a_refused_attempt_does_not_cost_the_earlier_one_that_is_kept(mesh: Mesh) -> None:
+    await release(mesh, **RESUMABLE)
+    await mesh.submit("r", attempt=2, **RESUMABLE)
+    await mesh.until(lambda: mesh.gateway.of(RequestRefused))
+    assert mesh.service.status().num_open_requests == 1
+
+
+async def test_a_released_request_that_is_cancelled_ends(mesh: Mesh) -> None:
+    await release(mesh)
+    await tell(mesh, CancelRequest(R, GATEWAY, 1))
+    assert [(closed.outcome, closed.usage.num_output_tokens) for closed in mesh.detokenizer.closed()] == [
+        (Outcome.CANCELLED, (2,))
+    ]
+    assert mesh.service.is_idle()
+    assert not mesh.service._requests._releases
+
+
+async def test_the_time_of_a_released_request_runs_out(mesh: Mesh) -> None:
+    await release(mesh, timeout_ms=2000)
+    await pass_time_of_all(mesh, 2.0, mesh.gateway)
+    (closed,) = mesh.detokenizer.closed()
+    assert closed.error is not None
+    assert closed.error.code == "deadline_exceeded"
+    assert mesh.service.is_idle()
+
+
+async def test_a_released_request_that_nobody_comes_for_is_given_up_after_all_others(mesh: Mesh) -> None:
+    """If it goes on elsewhere, without a gateway too, then that scheduler tells its end first."""
+    await release(mesh, **RESUMABLE)
+    await lose_gateway(mesh)
+    await pass_time_of_all(mesh, 34.0)
+    assert mesh.service.status().num_orphaned_requests == 1
+    await pass_time_of_all(mesh, 2.0)
+    assert [closed.outcome for closed in mesh.detokenizer.closed()] == [Outcome.CANCELLED]
+    assert mesh.service.is_idle()
+
+
+async def test_what_has_no_gateway_waits_for_one_before_it_is_released(mesh: Mesh) -> None:
     other = GatewayPeer(mesh.broker, OTHER)
     await other.start()
     await begin(mesh, **RESUMABLE)
@@ -462,9 +697,10 @@ async def test_what_has_no_gateway_waits_for_one_before_it_goes_to_another_sched
     await announce_another_scheduler(mesh, "model")
     await mesh.pass_time(0.5)
     assert mesh.service.status().num_open_requests == 1
-    await ask_all(mesh, adopt())
+    assert mesh.gateway.of(RequestReleased) == []
+    await tell(mesh, adopt())
     await mesh.pass_time(0.25)
-    assert other.of(RequestUnknown) == [RequestUnknown(R, SCHEDULER, 1)]
+    assert releases(other) == [(R, SCHEDULER, ADOPTED)]
     await other.transport.close()
 
 
@@ -477,5 +713,7 @@ async def test_a_draining_scheduler_lets_its_executors_go_if_another_scheduler_i
     assert not mesh.service.is_idle()
     await announce_another_scheduler(mesh, "model")
     await mesh.pass_time(0.25)
-    assert mesh.gateway.of(RequestUnknown) == [RequestUnknown(R, SCHEDULER, 1)]
+    assert releases(mesh.gateway)[:1] == [(R, SCHEDULER, 1)]
+    assert not mesh.service.is_idle(), "it stays until the request is known to go on"
+    await tell(mesh, CancelRequest(R, GATEWAY, 1, goes_on=True))
     assert mesh.service.is_idle()

@@ -307,6 +307,17 @@ async def test_a_draining_actor_says_so_and_the_last_beat_says_goodbye(world: _W
     assert said == [(False, False), (True, False), (True, True)]
 
 
+async def test_what_others_wait_for_is_said_at_once(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.actor.BEAT_INTERVAL_S", 1000.0)
+    async with world.actor as actor:
+        await world.beats.wait_for(1)
+        actor.announce()
+        await world.beats.wait_for(2)
+        actor.drain(deadline_s=10)
+        await world.beats.wait_for(3)
+        assert world.beat(2).is_draining
+
+
 async def test_nobody_beats_while_the_broker_is_away(world: _World) -> None:
     await world.transport.close()
     async with world.actor as actor:

@@ -12,6 +12,8 @@ from shared.ids import InstanceId, RequestId
 from shared.messages import (
     ChatMessage,
     ChatPrompt,
+    RequestPast,
+    ResumedChoice,
     SubmitRequest,
     SubmitTokens,
     TextOptions,
@@ -38,6 +40,11 @@ def request(**changes: Any) -> SubmitRequest:
         max_tokens=20,
         priority=-7,
         timeout_ms=1500,
+        attempt=2,
+        resumed=(ResumedChoice(int32s([5])),),
+        owner="0a1b",
+        client=b"chat",
+        past=RequestPast(1.5),
     )
     return msgspec.structs.replace(plain, **changes)
 
@@ -55,6 +62,11 @@ def test_everything_else_is_passed_on(encoder: PromptEncoder) -> None:
         max_tokens=20,
         priority=-7,
         timeout_ms=1500,
+        attempt=2,
+        resumed=(ResumedChoice(int32s([5])),),
+        owner="0a1b",
+        client=b"chat",
+        past=RequestPast(1.5),
     )
 
 

@@ -119,8 +119,9 @@ class Fleet:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that some executor serves."""
-        return tuple(sorted({scheduler.capacity.model for scheduler in self._schedulers.values()}))
+        """The models that some executor takes new requests for."""
+        taking = (each for executor_id, each in self._schedulers.items() if executor_id not in self._draining)
+        return tuple(sorted({scheduler.capacity.model for scheduler in taking}))
 
     # Requests come and go.
 

@@ -28,6 +28,7 @@ from shared.messages import (
     ExecutorCapacity,
     ExecutorStatus,
     ExecutorView,
+    FindRequest,
     FinishReason,
     GatewayStatus,
     Message,
@@ -41,9 +42,12 @@ from shared.messages import (
     RequestAccepted,
     RequestAdopted,
     RequestClosed,
+    RequestFound,
     RequestMoved,
     RequestOpened,
+    RequestPast,
     RequestRefused,
+    RequestReleased,
     RequestUnknown,
     ResumedChoice,
     RowFailure,
@@ -151,6 +155,7 @@ OPENED = RequestOpened(REQUEST, SCHEDULER, GATEWAY, "tiny", TEXT, 2, 2, 3, TRACE
 VIEW = ExecutorView(EXECUTOR, "tiny", 3, 2, 4096, 4000, 100, 12, 34, 5.5)
 SCHEDULER_STATUS = SchedulerStatus((VIEW,), 2, 3, 1000, 800, 500, 1, 5, 6, 7, 8)
 RESUMED = ResumedChoice(int32s([42, 43]), FinishReason.LENGTH, (LOGPROBS, None))
+PAST = RequestPast(2.0, 0.5, 1.0, 8)
 SUBMISSION = SubmitTokens(
     REQUEST,
     GATEWAY,
@@ -167,6 +172,7 @@ SUBMISSION = SubmitTokens(
     (RESUMED, ResumedChoice()),
     "0a1b",
     b"chat",
+    PAST,
     TRACE,
 )
 
@@ -194,6 +200,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     OPENED,
     VIEW,
     RESUMED,
+    PAST,
     SubmitRequest(
         REQUEST,
         GATEWAY,
@@ -212,16 +219,20 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
         (RESUMED,),
         "0a1b",
         b"chat",
+        PAST,
         TRACE,
     ),
     SUBMISSION,
     RequestAccepted(REQUEST, SCHEDULER, 3, 2),
     RequestRefused(REQUEST, ERROR, 2),
-    CancelRequest(REQUEST, GATEWAY, 2),
+    CancelRequest(REQUEST, GATEWAY, 2, True),
     ReplayRequest(REQUEST, GATEWAY, 2, (7, 0)),
     RequestUnknown(REQUEST, SCHEDULER, 2),
-    RequestMoved(REQUEST, SCHEDULER),
-    AdoptRequest("adopt-1", REQUEST, "0a1b", GATEWAY),
+    RequestReleased(REQUEST, SCHEDULER, 2, PAST),
+    RequestMoved(REQUEST, SCHEDULER, 2**43),
+    FindRequest("adopt-1", REQUEST, "0a1b", GATEWAY),
+    RequestFound("adopt-1", REQUEST, SCHEDULER, 3),
+    AdoptRequest("adopt-1", REQUEST, "0a1b", GATEWAY, 3, 2**43),
     RequestAdopted("adopt-1", SCHEDULER, SUBMISSION, (7, 0), True),
     TokenizePrompt("call-1", GATEWAY, "tiny", TextPrompt("once", False)),
     PromptTokenized("call-1", int32s([1, 2]), 8192),

@@ -6,8 +6,24 @@ import msgspec
 import pytest
 
 from shared.codec import Decoder, encode
-from tests.shared.messages.examples import EXAMPLES, name_of
+from shared.messages import AdoptRequest, CancelRequest, Message, RequestMoved
+from tests.shared.messages.examples import EXAMPLES, GATEWAY, REQUEST, SCHEDULER, name_of
 from tests.shared.messages.plain import pack, plain
+
+BEFORE: tuple[tuple[str, Message], ...] = (
+    ("94ae63616e63656c5f72657175657374a67265712d3030a9676174657761792d3102", CancelRequest(REQUEST, GATEWAY, 2)),
+    ("93ad726571756573745f6d6f766564a67265712d3030ab7363686564756c65722d31", RequestMoved(REQUEST, SCHEDULER)),
+    (
+        "95ad61646f70745f72657175657374a761646f70742d31a67265712d3030a430613162a9676174657761792d31",
+        AdoptRequest("adopt-1", REQUEST, "0a1b", GATEWAY),
+    ),
+)
+"""Bytes of messages from before they gained their last fields, and what they mean."""
+
+
+@pytest.mark.parametrize(("payload", "message"), BEFORE, ids=[name_of(message) for _, message in BEFORE])
+def test_bytes_from_before_an_addition_mean_what_they_meant(payload: str, message: Message) -> None:
+    assert Decoder(type(message)).decode(bytes.fromhex(payload)) == message
 
 
 def _newer_version_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
