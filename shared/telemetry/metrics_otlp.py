@@ -6,6 +6,7 @@ wants differences gets them from a Collector.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -15,8 +16,11 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from shared.telemetry.metrics import Family, Histogram, HistogramPoint, Kind, Labels, Snapshot
 
+log = logging.getLogger(__name__)
+
 _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 _SCOPE = InstrumentationScope("shoal")
+_DEFAULT_TIME_LIMIT_S = 10.0
 
 
 class OtlpExporter:
@@ -27,7 +31,7 @@ class OtlpExporter:
         self._resource = Resource(dict(resource))
         self._started_ns = started_ns
         self._words = _LastWords()
-        self._exporter = OTLPMetricExporter()
+        self._exporter = OTLPMetricExporter(timeout=time_limit_s(os.environ))
 
     def export(self, snapshot: Snapshot, now_ns: int) -> str | None:
         """Send a snapshot of the moment `now_ns`. Blocks until it has arrived, or is given up: then tells why."""
@@ -40,6 +44,21 @@ class OtlpExporter:
     def close(self) -> None:
         """Send nothing more; what is being sent is given up."""
         self._exporter.shutdown()
+
+
+def time_limit_s(environ: Mapping[str, str]) -> float:
+    """How long sending may take. The library takes for seconds what its specification, and so our traces, take for
+    milliseconds."""
+    for name in ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"):
+        if text := environ.get(name, "").strip():
+            try:
+                limit_ms = float(text)
+            except ValueError:
+                limit_ms = 0.0
+            if 0 < limit_ms < float("inf"):
+                return limit_ms / 1000
+            log.warning("a time limit is no positive number", extra={name: text})
+    return _DEFAULT_TIME_LIMIT_S
 
 
 class _LastWords(logging.Handler):

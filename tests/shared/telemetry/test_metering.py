@@ -19,6 +19,7 @@ from shared.messages import AttachExecutor, DetokenizerStatus, Status
 from shared.telemetry import metering as under_test
 from shared.telemetry.metering import MetricsSettings, metering
 from shared.telemetry.metrics import Histogram, Instrument, Kind, MetricsPage, Reading
+from shared.telemetry.metrics_otlp import time_limit_s
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.shared.telemetry.collector import Collector
 from tests.shared.telemetry.scrape import Page, fetch, scrape
@@ -252,7 +253,7 @@ async def test_a_collector_that_is_away_holds_nobody_up(
     actor: _Actor, collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "_LAST_PUSH_S", 0.2)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "200")
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         async with metering(actor, MetricsSettings(port=0, push_interval_s=0.02)) as made:
@@ -290,6 +291,24 @@ def test_opentelemetrys_variables_decide_whether_and_how_often_they_are_sent(
     environ: dict[str, str], interval_s: float | None
 ) -> None:
     assert MetricsSettings.of("::1", 0, environ) == MetricsSettings("::1", None, interval_s)
+
+
+@pytest.mark.parametrize(
+    ("environ", "limit_s", "num_warnings"),
+    [
+        ({}, 10, 0),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "2500"}, 2.5, 0),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "2500", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "500"}, 0.5, 0),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "2500", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "soon"}, 2.5, 1),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "-1"}, 10, 1),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "nan"}, 10, 1),
+    ],
+)
+def test_the_time_limit_is_in_milliseconds(
+    environ: dict[str, str], limit_s: float, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert time_limit_s(environ) == limit_s
+    assert len(caplog.records) == num_warnings
 
 
 def test_whose_metrics_they_are_is_in_the_same_variables() -> None:
