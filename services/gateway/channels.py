@@ -86,6 +86,7 @@ class Channels:
             raise DuplicateId(message.id)
         request_id, operation = new_request_id(), operation_in(message)
         self._mesh.spans.begin(request_id, operation, self._parent_of(message))
+        refusal = RequestError("Internal error.")
         try:
             self._check_room()
             draft = draft_of(message)
@@ -94,10 +95,12 @@ class Channels:
             client = presentation.pack() if is_resumable else b""
             streams = self._mesh.admit(draft, self._caller, request_id=request_id, client=client)
         except RequestError as error:
+            refusal = error
             self._mesh.turned_away(operation, error.code, request_id)
-            self._mesh.spans.refused(request_id, ErrorInfo.of(error), self._caller.owner)
             self._refuse(error, name=message.id, request_id=request_id)
             return
+        finally:
+            self._mesh.spans.refused(request_id, ErrorInfo.of(refusal), self._caller.owner)  # unless it was admitted
         self._open(
             Channel(
                 presentation,

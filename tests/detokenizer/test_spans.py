@@ -15,7 +15,7 @@ from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing
 from tests.detokenizer.test_open_requests import SCHEDULER, A, Bench, closed, opened
 from tests.detokenizer.vocabularies import Case
-from tests.telemetry.spans import CONTEXT
+from tests.shared.telemetry.spans import CONTEXT
 
 
 class _Bench(Bench):

@@ -10,7 +10,7 @@ from shared.sampling import SamplingParams
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing
 from tests.executor.stage import Stage
-from tests.telemetry.spans import request_id
+from tests.shared.telemetry.spans import request_id
 
 MS = 1_000_000
 END = 1_700_000_000_000 * MS

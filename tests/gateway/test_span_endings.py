@@ -132,6 +132,20 @@ async def test_a_bug_is_an_error_of_the_server(harness: Harness, monkeypatch: py
     assert kept.spans[0].attributes[names.HTTP_STATUS] == 500
 
 
+async def test_a_bug_in_a_request_on_a_socket_is_one_too(
+    harness: Harness, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: Any, **_kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(harness.mesh.admission, "check_model", broken)
+    await peer.send({"type": "request.create", "id": "a", "body": CHAT})
+    await harness.until(lambda: bool(harness.tracing.store._kept))
+    (kept,) = harness.tracing.store._kept.values()
+    assert kept.spans[0].attributes[names.HTTP_STATUS] == 500
+    assert not harness.mesh.spans._following
+
+
 # Other ends.
 
 

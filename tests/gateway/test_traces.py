@@ -15,7 +15,7 @@ from shared.telemetry.tracing import Tracing, new_span_id
 from shared.transport.memory import MemoryTransport
 from tests.gateway.fake_mesh import MODEL
 from tests.gateway.harness import CHAT, Harness, running_gateway
-from tests.telemetry.spans import CONTEXT
+from tests.shared.telemetry.spans import CONTEXT
 
 OWNER_OF_KEY = "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683"
 """Of `key`, by SHA-256."""

@@ -38,7 +38,7 @@ from tests.integration.traces import (
     timeline,
     until,
 )
-from tests.telemetry.collector import Collector, collecting
+from tests.shared.telemetry.trace_collector import Collector, collecting
 from tests.tiny_models import make_tiny_model
 
 

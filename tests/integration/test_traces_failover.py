@@ -26,7 +26,7 @@ from tests.integration.traces import (
     of_survivors,
     timeline,
 )
-from tests.telemetry.collector import Collector, collecting
+from tests.shared.telemetry.trace_collector import Collector, collecting
 from tests.tiny_models import make_tiny_model
 
 

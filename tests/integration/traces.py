@@ -12,7 +12,7 @@ from shared.telemetry.otlp_settings import OtlpSettings
 from shared.telemetry.tracing import Exporter
 from tests.integration.cast import Cast
 from tests.integration.in_process import MODEL, InProcessMesh
-from tests.telemetry.collector import Collector, Told
+from tests.shared.telemetry.trace_collector import Collector, Told
 
 TEXT = "The river runs past the mill and under the bridge, and the miller counts the sacks. "
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

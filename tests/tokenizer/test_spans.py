@@ -10,7 +10,7 @@ from shared.messages import Attributes, Prompt, SubmitRequest, SubmitTokens, Tex
 from shared.telemetry import names
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing
-from tests.telemetry.spans import CONTEXT
+from tests.shared.telemetry.spans import CONTEXT
 from tests.tokenizer.test_service import SCHEDULER, TIMEOUT_S, Mesh, submit
 
 

@@ -21,8 +21,8 @@ from shared.telemetry.otlp import OtlpSender
 from shared.telemetry.otlp_settings import OtlpSettings
 from shared.telemetry.settings import tracing_of
 from shared.telemetry.tracing import Tracing
-from tests.telemetry.collector import Collector, collecting
-from tests.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
+from tests.shared.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
+from tests.shared.telemetry.trace_collector import Collector, collecting
 
 IDENTITY = Identity(Service.SCHEDULER, InstanceId("scheduler-0a1b"), "scheduler-1")
 RESOURCE = {"service.name": "shoal-scheduler", "service.instance.id": "scheduler-0a1b"}

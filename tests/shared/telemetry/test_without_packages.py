@@ -19,7 +19,7 @@ from shared.actor import Identity
 from shared.config import MeshConfig
 from shared.ids import InstanceId, Service
 from shared.telemetry.settings import tracing_of
-from tests.telemetry.spans import request_id, span_of
+from tests.shared.telemetry.spans import request_id, span_of
 
 identity = Identity(Service.GATEWAY, InstanceId("gateway-1"), "gateway-1")
 tracing = tracing_of(identity, MeshConfig(), {environ})

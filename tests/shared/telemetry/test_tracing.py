@@ -6,7 +6,7 @@ from shared.messages import Span
 from shared.telemetry.metrics import snapshot
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing, new_span_id, new_trace_id
-from tests.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
+from tests.shared.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
 
 
 class _Exporter:

@@ -16,7 +16,7 @@ from shared.telemetry.asking import Asking
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
-from tests.telemetry.spans import request_id, span_of
+from tests.shared.telemetry.spans import request_id, span_of
 
 ASKER = InstanceId("gateway-1")
 

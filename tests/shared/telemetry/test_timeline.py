@@ -9,7 +9,7 @@ from shared.ids import InstanceId
 from shared.messages import Span, SpanEvent, SpansFound, StepTaken, TraceContext
 from shared.telemetry.asking import Answers
 from shared.telemetry.timeline import timeline_of
-from tests.telemetry.spans import CONTEXT, request_id, span_of
+from tests.shared.telemetry.spans import CONTEXT, request_id, span_of
 
 REQUEST = request_id(1)
 MS = 1_000_000

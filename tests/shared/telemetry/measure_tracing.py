@@ -1,4 +1,4 @@
-"""What following requests costs: `python -m tests.telemetry.measure_cost`.
+"""What following requests costs: `python -m tests.shared.telemetry.measure_tracing`.
 
 Each service's collaborator is given what its service gives it for one request, or for one step in which outputs go on,
 with spans kept, with spans kept and offered to an exporter, and with nothing followed. What an exporter's thread does

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shared.ids import RequestId
 from shared.telemetry.store import MAX_SPANS_OF_A_REQUEST, SpanStore
-from tests.telemetry.spans import request_id, span_of
+from tests.shared.telemetry.spans import request_id, span_of
 
 
 def _names(store: SpanStore, number: int) -> list[str]:

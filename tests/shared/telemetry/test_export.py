@@ -9,7 +9,7 @@ import pytest
 
 from shared.messages import Span
 from shared.telemetry.export import Loss, QueueExporter
-from tests.telemetry.spans import span_of
+from tests.shared.telemetry.spans import span_of
 
 PATIENCE_S = 10.0
 

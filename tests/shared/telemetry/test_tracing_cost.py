@@ -6,7 +6,7 @@ would be seen. Measured: 45 µs a request in all services together, 0.1 and 1.3 
 
 import pytest
 
-from tests.telemetry.measure_cost import REQUESTS, STEPS, WAYS, per_call_us
+from tests.shared.telemetry.measure_tracing import REQUESTS, STEPS, WAYS, per_call_us
 
 _MAX_REQUEST_US = 1000
 _MAX_STEP_US = 50
