@@ -45,6 +45,10 @@ class Directory:
         """The last beat of an instance that is alive, else None."""
         return self._instances.get(instance_id)
 
+    def has_heard_all(self, service: Service, since: float) -> bool:
+        """Whether every instance of a service that counts as alive has beaten since a moment of the clock."""
+        return all(self._last_heard[beat.instance_id] >= since for beat in self.alive(service))
+
     def alive(self, service: Service, model: str | None = None) -> list[Presence]:
         """The instances of a service, by instance id; only those that serve `model` if given."""
         return sorted(

@@ -3,13 +3,14 @@
 Two steps, so that a question that arrives late moves nothing: a scheduler says that it has the request, and which
 attempt of it; only a gateway whose client still waits then adopts that attempt.
 
-Nobody says that a request is unknown, so no answer in time means that; unless a scheduler was lost lately, which may
-have it and come back, or whose requests are on their way to another one.
+Nobody says that a request is unknown, so no answer in time means that; unless a scheduler is silent, or was lost
+lately: it may have the request and come back, or what it had may be on its way to another one.
 """
 
 import asyncio
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +19,7 @@ from services.gateway.open_request import OpenRequest
 from services.gateway.submissions import Outgoing
 from shared import attempts, subjects
 from shared.codec import encode
-from shared.errors import NotFound, RequestError, Unavailable
+from shared.errors import NotFound, Unavailable
 from shared.ids import InstanceId, RequestId
 from shared.messages import AdoptRequest, CancelRequest, FindRequest, RequestFound
 
@@ -28,6 +29,11 @@ _RETRY_AFTER_S: Final = 1.0
 def unknown_request() -> NotFound:
     """What a client is told that may not have a request, whatever the reason: it learns nothing about others'."""
     return NotFound("There is no such request, or it cannot be resumed any more.", param="request_id")
+
+
+def _perhaps_lost() -> Unavailable:
+    """What a client is told whose request may turn up again."""
+    return Unavailable("The scheduler of this request may just be lost.", retry_after_s=_RETRY_AFTER_S)
 
 
 @dataclass(slots=True)
@@ -97,15 +103,25 @@ class Adoptions:
         others = [(each, attempt) for each, attempt in query.found.items() if each != request.scheduler_id]
         return [self._dismissal(request.request_id, each, attempt) for each, attempt in others]
 
-    def tick(self, now: float, *, lost_at: float = -math.inf) -> list[Outgoing]:
-        """Time has passed: ask once more half way, then give up. `lost_at` is when a scheduler was lost last."""
+    def tick(
+        self,
+        now: float,
+        *,
+        lost_at: float = -math.inf,
+        has_heard_all: Callable[[float], bool] = lambda _since: True,
+    ) -> list[Outgoing]:
+        """Time has passed: ask once more half way, then give up.
+
+        `lost_at` is when a scheduler was lost last, `has_heard_all` says whether all others have been heard since.
+        """
         repeated = []
         for query in list(self._queries.values()):
             waited_s = now - query.asked_at
             if query.answer.done():
                 continue
             if waited_s >= self._config.adopt_timeout_s:
-                query.answer.set_exception(self._no_answer(now - lost_at))
+                is_certain = now - lost_at >= self._config.failover_timeout_s and has_heard_all(query.asked_at)
+                query.answer.set_exception(unknown_request() if is_certain else _perhaps_lost())
             elif waited_s >= self._config.adopt_timeout_s / 2 and not query.was_repeated:
                 query.was_repeated = True
                 query.found.clear()
@@ -121,8 +137,3 @@ class Adoptions:
     def _dismissal(self, request_id: RequestId, scheduler_id: InstanceId, attempt: int) -> Outgoing:
         message = CancelRequest(request_id, self._gateway_id, attempt, goes_on=True)
         return subjects.inbox(scheduler_id), encode(message)
-
-    def _no_answer(self, lost_ago_s: float) -> RequestError:
-        if lost_ago_s < self._config.failover_timeout_s:
-            return Unavailable("The scheduler of this request may just be lost.", retry_after_s=_RETRY_AFTER_S)
-        return unknown_request()

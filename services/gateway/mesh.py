@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from services.gateway.accounts import account_of, operation_of, record, record_content, record_refusal
@@ -299,7 +300,8 @@ class Mesh:
             await self._lose(self.directory.expire())
         await self.publish(self.requests.tick(now, is_connected=is_connected))
         await self.publish(self.calls.tick(now))
-        await self.publish(self.adoptions.tick(now, lost_at=self._scheduler_lost_at))
+        has_heard_all = partial(self.directory.has_heard_all, Service.SCHEDULER)
+        await self.publish(self.adoptions.tick(now, lost_at=self._scheduler_lost_at, has_heard_all=has_heard_all))
         self.admission.tick()
         for callback in list(self.on_tick):
             callback()

@@ -21,7 +21,7 @@ from shared.telemetry.exposition import Answer, Listener, Route
 from shared.telemetry.metrics import Instrument, MetricsPage, Snapshot, snapshot
 from shared.telemetry.metrics_process import LoopLag, Pulse, actor_instruments, process_instruments
 from shared.telemetry.metrics_push import Exporter, Pusher
-from shared.telemetry.otlp_settings import is_sent
+from shared.telemetry.otlp_settings import OtlpSettings, Signal, interval_s, otlp_settings
 from shared.telemetry.resource import resource_of, said_of_resource
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 Render = Callable[[Snapshot, Mapping[str, str], str], tuple[bytes, str]]
 """Makes a page of a snapshot, of whose it is, and of what is accepted."""
 
-_DEFAULT_INTERVAL_MS: Final = 60_000.0
 _LAST_PUSH_S: Final = 2.0
 _PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "prometheus_client")
 
@@ -41,16 +40,19 @@ class MetricsSettings:
     host: str = "127.0.0.1"
     port: int | None = None
     """0: a free one; None: none."""
-    push_interval_s: float | None = None
-    """How often they are sent over OTLP; None: never."""
+    collector: OtlpSettings | None = None
+    """Where they are sent over OTLP; None: nowhere."""
+    push_interval_s: float = 60.0
+    """How often."""
     resource: Mapping[str, str] = field(default_factory=dict)
     """What the environment says of this process."""
 
     @staticmethod
     def of(host: str, port: int, environ: Mapping[str, str]) -> "MetricsSettings":
         """What the settings of a mesh, where port 0 is none, and OpenTelemetry's own variables say together. Raises
-        ConfigError if these are wrong about whose metrics they are."""
-        return MetricsSettings(host, port or None, _push_interval_s(environ), said_of_resource(environ))
+        ConfigError that names what is wrong with these."""
+        collector = otlp_settings(environ, Signal.METRICS)
+        return MetricsSettings(host, port or None, collector, interval_s(environ), said_of_resource(environ))
 
 
 @dataclass(slots=True)
@@ -86,8 +88,9 @@ async def metering(
             made.page = _Page(instruments, resource, render, thread)
             actor.show_metrics(made.page)
             _beside(stack, lag.measure_for_ever())
-            if settings.push_interval_s is not None:
-                await _push(stack, instruments, resource, started_ns, settings.push_interval_s)
+            if settings.collector is not None:
+                exporter = await asyncio.to_thread(_exporter, settings.collector, resource, started_ns)
+                _push(stack, instruments, exporter, settings.push_interval_s)
         else:
             log.info("there are no metrics: the extra `telemetry` is not installed")
         if settings.port is not None:
@@ -138,19 +141,13 @@ async def _listen(stack: AsyncExitStack, routes: Mapping[str, Route], host: str,
     return listener.address
 
 
-async def _push(
-    stack: AsyncExitStack,
-    instruments: list[Instrument],
-    resource: Mapping[str, str],
-    started_ns: int,
-    interval_s: float,
-) -> None:
-    """Send them at once a while, and once more at the end."""
-    pusher = Pusher(await asyncio.to_thread(_exporter, resource, started_ns))
+def _push(stack: AsyncExitStack, instruments: list[Instrument], exporter: Exporter, every_s: float) -> None:
+    """Send them once in a while, and once more at the end."""
+    pusher = Pusher(exporter)
 
     async def push_for_ever() -> None:
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(every_s)
             pusher.push(snapshot(instruments), time.time_ns())
 
     async def end() -> None:
@@ -158,7 +155,7 @@ async def _push(
 
     stack.push_async_callback(end)
     _beside(stack, push_for_ever())
-    log.info("sending metrics", extra={"interval_s": interval_s})
+    log.info("sending metrics", extra={"interval_s": every_s})
 
 
 def _routes(page: MetricsPage | None, pulse: Pulse) -> dict[str, Route]:
@@ -189,20 +186,6 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _push_interval_s(environ: Mapping[str, str]) -> float | None:
-    if not is_sent(environ, "METRICS"):
-        return None
-    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
-    try:
-        interval_ms = float(text or _DEFAULT_INTERVAL_MS)
-    except ValueError:
-        interval_ms = 0.0
-    if not 0 < interval_ms < float("inf"):
-        log.warning("an interval is no positive number", extra={"OTEL_METRIC_EXPORT_INTERVAL": text})
-        interval_ms = _DEFAULT_INTERVAL_MS
-    return interval_ms / 1000
-
-
 def _renderer() -> Render:
     """What makes a page of metrics. Imports what takes a while to import."""
     from shared.telemetry.metrics_text import render
@@ -210,8 +193,8 @@ def _renderer() -> Render:
     return render
 
 
-def _exporter(resource: Mapping[str, str], started_ns: int) -> Exporter:
+def _exporter(collector: OtlpSettings, resource: Mapping[str, str], started_ns: int) -> Exporter:
     """The same goes for this one."""
     from shared.telemetry.metrics_otlp import OtlpExporter
 
-    return OtlpExporter(resource, started_ns)
+    return OtlpExporter(collector, resource, started_ns)

@@ -1,37 +1,41 @@
 """Metrics in OpenTelemetry's terms, sent over OTLP/HTTP. Needs the extra `telemetry`.
 
-Owns the translation and one exporter, which reads its endpoint, headers and time limit from OpenTelemetry's own
-variables. Sending blocks: do it in a thread. Numbers are cumulative since the start of the process; a backend that
-wants differences gets them from a Collector.
+Owns the translation and one exporter, which is told where to send and how, but for certificates: these it finds in
+OpenTelemetry's own variables. (It would also take `OTEL_EXPORTER_OTLP_TIMEOUT`, but for seconds.) Sending blocks: do it
+in a thread. Numbers are cumulative since the start of the process; a backend that wants differences gets them from a
+Collector.
 """
 
 import logging
-import os
 from collections.abc import Iterator, Mapping
 
+from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from shared.telemetry.metrics import Family, Histogram, HistogramPoint, Kind, Labels, Snapshot
-
-log = logging.getLogger(__name__)
+from shared.telemetry.otlp_settings import OtlpSettings
 
 _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 _SCOPE = InstrumentationScope("shoal")
-_DEFAULT_TIME_LIMIT_S = 10.0
 
 
 class OtlpExporter:
     """Sends snapshots to one endpoint."""
 
-    def __init__(self, resource: Mapping[str, str], started_ns: int) -> None:
+    def __init__(self, settings: OtlpSettings, resource: Mapping[str, str], started_ns: int) -> None:
         """`resource` says whose metrics they are; `started_ns` since when they count, in Unix time."""
         self._resource = Resource(dict(resource))
         self._started_ns = started_ns
         self._words = _LastWords()
-        self._exporter = OTLPMetricExporter(timeout=time_limit_s(os.environ))
+        self._exporter = OTLPMetricExporter(
+            settings.endpoint,
+            headers=settings.headers,
+            timeout=settings.timeout_s,
+            compression=Compression.Gzip if settings.has_gzip else Compression.NoCompression,
+        )
 
     def export(self, snapshot: Snapshot, now_ns: int) -> str | None:
         """Send a snapshot of the moment `now_ns`. Blocks until it has arrived, or is given up: then tells why."""
@@ -44,21 +48,6 @@ class OtlpExporter:
     def close(self) -> None:
         """Send nothing more; what is being sent is given up."""
         self._exporter.shutdown()
-
-
-def time_limit_s(environ: Mapping[str, str]) -> float:
-    """How long sending may take. The library takes for seconds what its specification, and so our traces, take for
-    milliseconds."""
-    for name in ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"):
-        if text := environ.get(name, "").strip():
-            try:
-                limit_ms = float(text)
-            except ValueError:
-                limit_ms = 0.0
-            if 0 < limit_ms < float("inf"):
-                return limit_ms / 1000
-            log.warning("a time limit is no positive number", extra={name: text})
-    return _DEFAULT_TIME_LIMIT_S
 
 
 class _LastWords(logging.Handler):

@@ -1,26 +1,40 @@
-"""Whether anything is sent over OTLP, and where spans go, and how: OpenTelemetry's own variables, as its specification
-has them.
+"""Where spans and metrics are sent to, and how: OpenTelemetry's own variables, as its specification has them.
 
-What is set for traces alone (`OTEL_EXPORTER_OTLP_TRACES_…`) outweighs what is set for everything
-(`OTEL_EXPORTER_OTLP_…`). Without an endpoint nothing is exported. Everything is checked at start.
+What is set for one of them alone (`OTEL_EXPORTER_OTLP_TRACES_…`, `…_METRICS_…`) outweighs what is set for both
+(`OTEL_EXPORTER_OTLP_…`). Without an endpoint nothing is sent. Everything is checked at start.
 """
 
 import math
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
 from shared.log import without_passwords
-from shared.telemetry.resource import pairs_in, said_of_resource
+from shared.telemetry.resource import pairs_in
 
 T = TypeVar("T")
 
-_PREFIXES: Final = ("OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_")
 _PROTOCOL: Final = "http/protobuf"
 _DEFAULT_TIMEOUT_MS: Final = "10000"
+_DEFAULT_INTERVAL_MS: Final = "60000"
+_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
+
+
+class Signal(Enum):
+    """What can be sent; the value is its name in variables."""
+
+    TRACES = "TRACES"
+    METRICS = "METRICS"
+
+    @property
+    def prefixes(self) -> tuple[str, str]:
+        """How variables begin that are about it alone, and those about everything."""
+        return f"{_PREFIX}{self.value}_", _PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,49 +42,48 @@ class OtlpSettings:
     """How to reach a collector."""
 
     endpoint: str
-    """The whole address that spans are posted to."""
+    """The whole address that is posted to."""
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 10.0
     """For one batch, with all tries."""
     has_gzip: bool = False
     tls: ssl.SSLContext | None = None
     """None for what the platform trusts."""
-    resource: Mapping[str, str] = field(default_factory=dict)
-    """What the environment says of this process."""
 
 
-def is_sent(environ: Mapping[str, str], signal: str) -> bool:
-    """Whether TRACES, or METRICS, are to be sent over OTLP: there is somewhere to send them to, and it is not switched
-    off. A variable that is empty is as good as none."""
+def otlp_settings(environ: Mapping[str, str], signal: Signal) -> OtlpSettings | None:
+    """What the environment says; None if nothing is to be sent: there is nowhere to send it to, or that is switched
+    off. A variable that is empty is as good as none. Raises ConfigError that names what is wrong."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    if environ.get(f"OTEL_{signal}_EXPORTER", "").strip() == "none":
-        return False
-    endpoints = (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    return any(environ.get(name, "").strip() for name in endpoints)
-
-
-def otlp_settings(environ: Mapping[str, str]) -> OtlpSettings | None:
-    """What the environment says; None if nothing is to be exported. Raises ConfigError that names what is wrong."""
-    if not is_sent(environ, "TRACES"):
         return None
-    _read(environ, "PROTOCOL", _PROTOCOL, _check_protocol)
+    if environ.get(f"OTEL_{signal.value}_EXPORTER", "").strip() == "none":
+        return None
+    if (endpoint := _endpoint(environ, signal)) is None:
+        return None
+    said = partial(_read, environ, signal)
+    said("PROTOCOL", _PROTOCOL, _check_protocol)
     return OtlpSettings(
-        endpoint=_endpoint(environ),
-        headers=_read(environ, "HEADERS", "", pairs_in, is_secret=True),
-        timeout_s=_read(environ, "TIMEOUT", _DEFAULT_TIMEOUT_MS, _seconds),
-        has_gzip=_read(environ, "COMPRESSION", "none", _is_gzip),
-        tls=_tls(environ),
-        resource=said_of_resource(environ),
+        endpoint=endpoint,
+        headers=said("HEADERS", "", pairs_in, is_secret=True),
+        timeout_s=said("TIMEOUT", _DEFAULT_TIMEOUT_MS, _seconds),
+        has_gzip=said("COMPRESSION", "none", _is_gzip),
+        tls=_tls(environ, signal),
     )
 
 
-def _endpoint(environ: Mapping[str, str]) -> str:
-    """One for traces is used as it is; to a general one, the path of traces is added."""
-    own, general = (f"{prefix}ENDPOINT" for prefix in _PREFIXES)
-    if text := environ.get(own, "").strip():
-        return _checked(own, text, _address)
-    return _checked(general, environ[general].strip(), _address) + "/v1/traces"
+def interval_s(environ: Mapping[str, str]) -> float:
+    """How often metrics are to be sent, in seconds. Raises ConfigError if that is no time."""
+    name = "OTEL_METRIC_EXPORT_INTERVAL"
+    return _checked(name, environ.get(name, "").strip() or _DEFAULT_INTERVAL_MS, _seconds)
+
+
+def _endpoint(environ: Mapping[str, str], signal: Signal) -> str | None:
+    """One of its own is used as it is; to a general one, the path of the signal is added."""
+    for prefix, path in zip(signal.prefixes, ("", f"/v1/{signal.value.lower()}"), strict=True):
+        name = f"{prefix}ENDPOINT"
+        if text := environ.get(name, "").strip():
+            return _checked(name, text, _address) + path
+    return None
 
 
 def _address(text: str) -> str:
@@ -83,7 +96,7 @@ def _address(text: str) -> str:
 
 def _check_protocol(text: str) -> None:
     if text != _PROTOCOL:
-        raise ValueError(f"spans are exported as {_PROTOCOL} only")
+        raise ValueError(f"only {_PROTOCOL} is spoken")
 
 
 def _seconds(text: str) -> float:
@@ -99,9 +112,9 @@ def _is_gzip(text: str) -> bool:
     return text == "gzip"
 
 
-def _tls(environ: Mapping[str, str]) -> ssl.SSLContext | None:
+def _tls(environ: Mapping[str, str], signal: Signal) -> ssl.SSLContext | None:
     authority, certificate, key = (
-        _read(environ, name, "", str) for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+        _read(environ, signal, name, "", str) for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
     )
     if not authority and not certificate:
         return None
@@ -110,15 +123,21 @@ def _tls(environ: Mapping[str, str]) -> ssl.SSLContext | None:
         if certificate:
             context.load_cert_chain(certificate, key or None)
     except OSError as error:  # also what is wrong with what is in the files
-        raise ConfigError(f"{_PREFIXES[1]}CERTIFICATE, CLIENT_CERTIFICATE or CLIENT_KEY: {error}") from error
+        raise ConfigError(f"{_PREFIX}CERTIFICATE, CLIENT_CERTIFICATE or CLIENT_KEY: {error}") from error
     return context
 
 
 def _read(
-    environ: Mapping[str, str], name: str, default: str, parse: Callable[[str], T], *, is_secret: bool = False
+    environ: Mapping[str, str],
+    signal: Signal,
+    name: str,
+    default: str,
+    parse: Callable[[str], T],
+    *,
+    is_secret: bool = False,
 ) -> T:
     """The value of the first variable with this ending that is set."""
-    for variable in (prefix + name for prefix in _PREFIXES):
+    for variable in (prefix + name for prefix in signal.prefixes):
         if text := environ.get(variable, "").strip():
             return _checked(variable, text, parse, is_secret=is_secret)
     return parse(default)

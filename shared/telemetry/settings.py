@@ -11,8 +11,8 @@ from typing import Final
 from shared.actor import Identity
 from shared.config import MeshConfig
 from shared.log import without_passwords
-from shared.telemetry.otlp_settings import OtlpSettings, otlp_settings
-from shared.telemetry.resource import resource_of, version_of_shoal
+from shared.telemetry.otlp_settings import OtlpSettings, Signal, otlp_settings
+from shared.telemetry.resource import resource_of, said_of_resource, version_of_shoal
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Exporter, Tracing
 
@@ -23,14 +23,14 @@ _PACKAGE: Final = "opentelemetry.proto"
 
 def tracing_of(identity: Identity, mesh: MeshConfig, environ: Mapping[str, str]) -> Tracing:
     """What a service traces with. Raises ConfigError if spans are to be exported and it is wrong how."""
-    settings = otlp_settings(environ)
+    settings = otlp_settings(environ, Signal.TRACES)
     exporter = None
     if settings is not None and mesh.trace_sample_ratio > 0:
-        exporter = _exporter(identity, settings)
+        exporter = _exporter(settings, resource_of(identity, said_of_resource(environ)))
     return Tracing(SpanStore(mesh.trace_store_requests), exporter, sample_ratio=mesh.trace_sample_ratio)
 
 
-def _exporter(identity: Identity, settings: OtlpSettings) -> Exporter | None:
+def _exporter(settings: OtlpSettings, resource: Mapping[str, str]) -> Exporter | None:
     try:
         is_there = importlib.util.find_spec(_PACKAGE) is not None
     except ModuleNotFoundError:
@@ -42,5 +42,4 @@ def _exporter(identity: Identity, settings: OtlpSettings) -> Exporter | None:
     from shared.telemetry.otlp import OtlpSender
 
     log.info("spans are exported", extra={"endpoint": without_passwords(settings.endpoint)})
-    resource = resource_of(identity, settings.resource)
     return QueueExporter(OtlpSender(settings, resource, version_of_shoal() or "0"))

@@ -1,19 +1,21 @@
 """Buckets and ledgers in JetStream, the part of NATS that keeps things."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
 from shared.errors import BucketUnavailable, LedgerUnavailable, PayloadTooLarge
 from shared.transport.protocol import num_bytes
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 2.0
 _END_OF_STREAM = None
@@ -23,9 +25,23 @@ _DUPLICATE_WINDOW_S: Final = 3600.0
 """The server remembers the ids of records for so long, some hundred bytes each."""
 _NAME_IN_USE: Final = 10058
 """The server's code for a stream that exists with other settings: its operator's, which stand."""
+_NUM_REPLICAS: Final = 3
+"""How many servers of a cluster keep what is kept: the loss of one is then no loss."""
+_TOO_FEW_SERVERS: Final = (10074, 10005)
+"""The server's codes for being alone, and for a cluster of fewer than that."""
 _FETCHED_AT_ONCE: Final = 512
 _IDLE_CONSUMER_S: Final = 30.0
 """A reader that went away is forgotten by the server after this."""
+
+
+async def _on_enough_servers(make: Callable[[int], Awaitable[T]]) -> T:
+    """What `make` makes with so many replicas as there should be, or with one where there are too few servers."""
+    try:
+        return await make(_NUM_REPLICAS)
+    except nats.js.errors.APIError as error:
+        if error.err_code not in _TOO_FEW_SERVERS:
+            raise
+        return await make(1)
 
 
 class JetStreamBucket:
@@ -72,7 +88,9 @@ class JetStreamBucket:
             return None
 
     async def _make(self) -> KeyValue:
-        return await self._context().create_key_value(bucket=self._name)
+        return await _on_enough_servers(
+            lambda replicas: self._context().create_key_value(bucket=self._name, replicas=replicas)
+        )
 
     def _context(self) -> JetStreamContext:
         return self._client().jetstream(timeout=_TIMEOUT_S)
@@ -137,9 +155,16 @@ class JetStreamLedger:
         await self._context().publish(self._subject, payload, stream=self._name, headers=dict(headers))
 
     async def _make(self) -> None:
-        config = StreamConfig(name=self._name, subjects=[self._subject], duplicate_window=_DUPLICATE_WINDOW_S)
+        def make(num_replicas: int) -> Awaitable[StreamInfo]:
+            return self._context().add_stream(
+                name=self._name,
+                subjects=[self._subject],
+                duplicate_window=_DUPLICATE_WINDOW_S,
+                num_replicas=num_replicas,
+            )
+
         try:
-            await self._context().add_stream(config)
+            await _on_enough_servers(make)
         except nats.js.errors.BadRequestError as error:
             if error.err_code != _NAME_IN_USE:
                 raise

@@ -346,6 +346,18 @@ async def test_while_a_scheduler_may_come_back_nobody_says_that_a_request_is_unk
         await looking
 
 
+async def test_a_scheduler_that_has_not_been_heard_since_may_have_what_is_looked_for(harness: Harness) -> None:
+    """It died a moment ago, and does not count as dead yet."""
+    await harness.advance(1.0)
+    harness.fake.silent.add(Service.SCHEDULER)
+    await harness.advance(0.5)
+    looking = asyncio.create_task(harness.mesh.resume(R, "me"))
+    await harness.fake.next_search()
+    await harness.advance(1.0)
+    with pytest.raises(Unavailable):
+        await looking
+
+
 async def test_an_answer_that_nobody_waits_for_any_more_is_cancelled_in_the_end(harness: Harness) -> None:
     await tell(harness, adopted(harness, "forgotten", attempts.after_adoption(1, InstanceId("gateway-1"))))
     await harness.advance(31.0)

@@ -241,13 +241,13 @@ class Cast:
             while not condition():  # noqa: ASYNC110  # the condition is anything, not one event
                 await asyncio.sleep(0.01)
 
-    async def until_ready(self) -> None:
+    async def until_ready(self, gateway: int = 0) -> None:
         """Return when a request would be served."""
         report = ""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
-                    async with self.session.get(f"{self.url()}/readyz") as answer:
+                    async with self.session.get(f"{self.url(gateway)}/readyz") as answer:
                         report = await answer.text()
                         if answer.status == 200:
                             return

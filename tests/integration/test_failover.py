@@ -21,31 +21,9 @@ from shared.transport.memory import MemoryBroker, MemoryTransport
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
 from tests.integration.cast import Cast, Disconnected, Disturbance, Player, Streamed, cast, create, follow, resume
+from tests.integration.disturbed import TEXT, check_same, undisturbed, until_begun
 from tests.integration.in_process import load_runner
 from tests.tiny_models import make_tiny_model
-
-TEXT = "The river runs past the mill and under the bridge, and the miller counts the sacks. "
-CHAT = [{"role": "user", "content": "Who counts the sacks?"}]
-NUM_TOKENS = 150
-
-
-def make_bodies() -> list[dict[str, Any]]:
-    """Requests of every kind, each long enough to be disturbed."""
-    common: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
-    completion = common | {"prompt": TEXT}
-    return [
-        completion | {"temperature": 0},
-        completion | {"seed": 1, "temperature": 1.3},
-        completion | {"seed": 2, "n": 2, "temperature": 1.0},
-        completion | {"seed": 3, "logprobs": 3},
-        completion | {"seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
-        completion | {"seed": 5, "temperature": 2.0, "skip_special_tokens": False},
-        completion | {"prompt": TEXT * 30, "seed": 6, "top_k": 30, "top_p": 0.9},
-        completion | {"prompt": [TEXT, TEXT + "And"], "seed": 7, "n": 2},
-        {"messages": CHAT, "seed": 8, "max_tokens": NUM_TOKENS, "min_tokens": 100},
-        {"messages": CHAT, "seed": 9, "n": 2, "logprobs": True, "top_logprobs": 2, **common},
-        {"messages": CHAT, "seed": 10, "temperature": 0.4, "min_p": 0.05, **common},
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -75,30 +53,6 @@ async def mesh(folder: Path, runners: list[ModelRunner], connect: Callable[[str]
         await mesh.until_nothing_is_left()
 
 
-_KNOWN: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = []
-
-
-async def undisturbed(mesh: Cast) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Bodies, and what they give, asked for once: it is the same in any mesh. Some are stopped by a string in the
-    middle of what the others say."""
-    if not _KNOWN:
-        bodies = make_bodies()
-        free = await mesh.stream_all(bodies)
-        for number, place in ((0, 90), (1, 110), (4, 60)):
-            bodies.append(bodies[number] | {"stop": [free[number].text[0][place : place + 12], "\x00never"]})
-        streamed = await mesh.stream_all(bodies)
-        check_same(bodies[: len(free)], streamed[: len(free)], [one.output() for one in free])
-        _KNOWN.append((bodies, [stream.output() for stream in streamed]))
-    return _KNOWN[0]
-
-
-async def until_begun(streamed: list[Streamed], num_tokens: int) -> None:
-    """Return when every request has some tokens, and all together so many."""
-    async with asyncio.timeout(30):
-        while not (all(s.num_tokens for s in streamed) and sum(s.num_tokens for s in streamed) >= num_tokens):  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
 def find(mesh: Cast, service: Service) -> Player:
     """One that the streams depend on."""
     if service is Service.SCHEDULER:
@@ -123,13 +77,6 @@ async def freeze(mesh: Cast, service: Service) -> None:
     player.freeze()
     await asyncio.sleep(4.0)  # longer than it takes to be given up
     player.thaw()
-
-
-def check_same(bodies: list[dict[str, Any]], streamed: list[Streamed], expected: list[dict[str, Any]]) -> None:
-    """Fails naming the first request whose output is not what was expected, and what of it."""
-    for body, stream, wanted in zip(bodies, streamed, expected, strict=True):
-        for name, value in stream.output().items():
-            assert value == wanted[name], f"{name} of {body}"
 
 
 def check_times(streamed: list[Streamed]) -> None:
@@ -366,6 +313,44 @@ async def test_two_that_die_at_once_cost_a_pause(mesh: Cast) -> None:
 
     streamed = await mesh.stream_all(bodies, disturb)
     check_same(bodies, streamed, expected)
+
+
+async def test_a_request_whose_scheduler_and_gateway_die_at_once_ends_in_one_typed_failure_at_each_question(
+    folder: Path, runners: list[ModelRunner]
+) -> None:
+    """Nobody has its prompt any more. That is certain only when no scheduler may come back that was but frozen."""
+    broker = MemoryBroker()
+    config = GatewayConfig(port=0, failover_timeout_s=3.0)
+    async with cast(folder, runners, lambda _: MemoryTransport(broker), gateway=config) as mesh:
+        bodies, expected = await undisturbed(mesh)
+
+        async def disturb(streamed: list[Streamed]) -> None:
+            await until_begun(streamed, 300)
+            await asyncio.gather(find(mesh, Service.SCHEDULER).kill(), find(mesh, Service.GATEWAY).kill())
+
+        streamed = await follow_until_cut_off(mesh, bodies, disturb)
+        lost = [stream for stream in streamed if stream.end is None]
+        assert len(lost) > 3
+        codes: list[set[str]] = []
+        while codes[-1:] != [{"not_found"}]:
+            ends, seconds = await resume_and_fail(mesh, lost)
+            codes.append({end["error"]["code"] for end in ends})
+            assert seconds < config.adopt_timeout_s + 1.0
+            assert len(codes) < 10
+        assert codes[0] == {"unavailable"}, "it was just lost"
+        (new,) = await mesh.stream_all(bodies[:1])
+        check_same(bodies[:1], [new], expected[:1])
+        await mesh.until_nothing_is_left()
+
+
+async def resume_and_fail(mesh: Cast, streamed: list[Streamed]) -> tuple[list[dict[str, Any]], float]:
+    """What a client is told that asks for lost requests, and how long that takes."""
+    began = time.monotonic()
+    asked = [Streamed(stream.request_id, stream.text, stream.token_ids) for stream in streamed]
+    await mesh.resume_all(asked)
+    ends = [stream.end for stream in asked if stream.end is not None and stream.end["type"] == "request.failed"]
+    assert len(ends) == len(streamed)
+    return ends, time.monotonic() - began
 
 
 def count_tokens(mesh: Cast) -> int:

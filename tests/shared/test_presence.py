@@ -153,3 +153,18 @@ def test_only_the_executor_is_missing_if_a_scheduler_waits_for_one(world: _World
     world.directory.observe(_beat("executor-1"))
     world.directory.observe(_beat("scheduler-1"))
     assert all(world.directory.num_available("tiny").values())
+
+
+def test_who_has_not_beaten_for_a_moment_has_not_been_heard_since(world: _World) -> None:
+    asked_at = world.clock.now()
+    assert world.directory.has_heard_all(Service.EXECUTOR, asked_at), "there is nobody to hear"
+    world.directory.observe(_beat())
+    world.directory.observe(_beat("executor-2"))
+    assert world.directory.has_heard_all(Service.EXECUTOR, asked_at)
+    world.pass_time(1.0)
+    world.directory.observe(_beat())
+    assert not world.directory.has_heard_all(Service.EXECUTOR, asked_at + 0.5)
+    assert world.directory.has_heard_all(Service.DETOKENIZER, asked_at + 0.5), "others do not matter"
+    world.pass_time(DEAD_AFTER_S - 0.5)
+    world.directory.observe(_beat())
+    assert world.directory.has_heard_all(Service.EXECUTOR, asked_at + 0.5), "who is dead does not count"

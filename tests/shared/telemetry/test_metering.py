@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from shared.messages import AttachExecutor, DetokenizerStatus, Status
 from shared.telemetry import metering as under_test
 from shared.telemetry.metering import MetricsSettings, metering
 from shared.telemetry.metrics import Histogram, Instrument, Kind, MetricsPage, Reading
-from shared.telemetry.metrics_otlp import time_limit_s
+from shared.telemetry.otlp_settings import OtlpSettings
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.shared.telemetry.collector import Collector
 from tests.shared.telemetry.scrape import Page, fetch, scrape
@@ -199,7 +200,7 @@ async def test_without_the_extra_there_is_one_line_in_the_log_and_probes_are_ans
 ) -> None:
     monkeypatch.setattr(under_test, "_PACKAGES", ("no_such_package.at_all", "prometheus_client"))
     with caplog.at_level(logging.INFO):
-        async with metering(actor, MetricsSettings(port=0, push_interval_s=0.01)) as made:
+        async with metering(actor, MetricsSettings(port=0, collector=OtlpSettings("http://127.0.0.1:9"))) as made:
             actor.words.record(1, "en")
             assert made.page is actor.page is None
             assert (await fetch(f"{made.address}/metrics"))[0] == 501
@@ -211,18 +212,20 @@ async def test_without_the_extra_there_is_one_line_in_the_log_and_probes_are_ans
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
+def collector() -> Collector:
     """Receives what is sent over OTLP; not yet listening."""
-    collector = Collector(free_port())
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
-    return collector
+    return Collector(free_port())
+
+
+def to(collector: Collector, **settings: Any) -> OtlpSettings:
+    return OtlpSettings(f"{collector.address}/v1/metrics", **settings)
 
 
 async def test_metrics_are_sent_again_and_again_and_once_at_the_end(actor: _Actor, collector: Collector) -> None:
     with collector:
         actor.words.record(1.5, "en")
         said = {"deployment.environment.name": "trial", "service.name": "mine"}
-        async with metering(actor, MetricsSettings(push_interval_s=0.05, resource=said)):
+        async with metering(actor, MetricsSettings(collector=to(collector), push_interval_s=0.05, resource=said)):
             await collector.until(2)
             await tell(actor, 4)
     received = collector.received
@@ -241,7 +244,7 @@ async def test_metrics_are_sent_again_and_again_and_once_at_the_end(actor: _Acto
 
 async def test_numbers_over_otlp_and_on_the_page_are_the_same(actor: _Actor, collector: Collector) -> None:
     with collector:
-        async with metering(actor, MetricsSettings(port=0, push_interval_s=0.05)) as made:
+        async with metering(actor, MetricsSettings(port=0, collector=to(collector), push_interval_s=0.05)) as made:
             await tell(actor, 2)
             page = await scrape(made.address)
     pushed = {name.replace(".", "_") for name in collector.received.metrics}
@@ -253,10 +256,11 @@ async def test_a_collector_that_is_away_holds_nobody_up(
     actor: _Actor, collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "_LAST_PUSH_S", 0.2)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "200")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")  # which the exporter alone would take for seconds
+    settings = MetricsSettings(port=0, collector=to(collector, timeout_s=0.2), push_interval_s=0.02)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
-        async with metering(actor, MetricsSettings(port=0, push_interval_s=0.02)) as made:
+        async with metering(actor, settings) as made:
             await tell(actor, 5)
             assert (await scrape(made.address)).value("test_heard_total") == 5
             async with asyncio.timeout(PATIENCE_S):
@@ -268,53 +272,15 @@ async def test_a_collector_that_is_away_holds_nobody_up(
     assert "export" in vars(record)["error"]
 
 
-ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "interval_s"),
-    [
-        ({}, None),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318"}, None),
-        (ENDPOINT, 60),
-        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:4318/x"}, 60),
-        (ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "500"}, 0.5),
-        (ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "often"}, 60),
-        (ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "-1"}, 60),
-        (ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "nan"}, 60),
-        (ENDPOINT | {"OTEL_SDK_DISABLED": "true"}, None),
-        (ENDPOINT | {"OTEL_METRICS_EXPORTER": "none"}, None),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, None),
-    ],
-)
-def test_opentelemetrys_variables_decide_whether_and_how_often_they_are_sent(
-    environ: dict[str, str], interval_s: float | None
-) -> None:
-    assert MetricsSettings.of("::1", 0, environ) == MetricsSettings("::1", None, interval_s)
-
-
-@pytest.mark.parametrize(
-    ("environ", "limit_s", "num_warnings"),
-    [
-        ({}, 10, 0),
-        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "2500"}, 2.5, 0),
-        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "2500", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "500"}, 0.5, 0),
-        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "2500", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "soon"}, 2.5, 1),
-        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "-1"}, 10, 1),
-        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "nan"}, 10, 1),
-    ],
-)
-def test_the_time_limit_is_in_milliseconds(
-    environ: dict[str, str], limit_s: float, num_warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert time_limit_s(environ) == limit_s
-    assert len(caplog.records) == num_warnings
-
-
-def test_whose_metrics_they_are_is_in_the_same_variables() -> None:
-    said = {"OTEL_RESOURCE_ATTRIBUTES": "service.name=ignored,zone=a%2Cb", "OTEL_SERVICE_NAME": "llm"}
-    assert MetricsSettings.of("::1", 0, said).resource == {"service.name": "llm", "zone": "a,b"}
-    with pytest.raises(ConfigError, match="OTEL_RESOURCE_ATTRIBUTES='zone': must be key=value pairs"):
+def test_the_settings_of_a_mesh_and_opentelemetrys_variables_decide_together() -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_METRIC_EXPORT_INTERVAL": "500"}
+    environ["OTEL_SERVICE_NAME"] = "llm"
+    collector = OtlpSettings("http://127.0.0.1:4318/v1/metrics")
+    assert MetricsSettings.of("::1", 0, environ) == MetricsSettings(
+        "::1", None, collector, 0.5, {"service.name": "llm"}
+    )
+    assert MetricsSettings.of("::1", 9464, {}) == MetricsSettings("::1", 9464, None)
+    with pytest.raises(ConfigError, match="OTEL_RESOURCE_ATTRIBUTES"):
         MetricsSettings.of("::1", 0, {"OTEL_RESOURCE_ATTRIBUTES": "zone"})
 
 
