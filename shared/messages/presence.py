@@ -118,3 +118,5 @@ class Presence(Message, frozen=True, tag="presence"):
     """Still serving what it has; give it nothing new."""
     is_leaving: bool = False
     """The last beat."""
+    has_died: bool = False
+    """Of a last beat: its supervisor says it, who has seen the process end without a word."""

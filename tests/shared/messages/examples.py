@@ -235,7 +235,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     SCHEDULER_STATUS,
     ExecutorStatus(SCHEDULER, 3, "cpu", 70, 900, 1.5, 80, 60),
     DetokenizerStatus(4, 500, 3),
-    Presence(Service.SCHEDULER, SCHEDULER, "scheduler-1", ("tiny",), SCHEDULER_STATUS, 6, True, False),
+    Presence(Service.SCHEDULER, SCHEDULER, "scheduler-1", ("tiny",), SCHEDULER_STATUS, 6, True, False, True),
 )
 
 
