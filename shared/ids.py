@@ -1,5 +1,6 @@
 """Identifiers: what names a request, an instance, a block, a slot. Owns how new ones are made."""
 
+import re
 import secrets
 from enum import StrEnum
 from typing import Final, NewType
@@ -57,6 +58,11 @@ def client_request_id(request_id: RequestId) -> RequestId:
 def new_instance_id(service: Service) -> InstanceId:
     """A fresh instance id that starts with the service's name, such as `executor-1f0c9a7e`."""
     return InstanceId(f"{service}-{secrets.token_hex(4)}")
+
+
+def is_instance_id(text: str, service: Service) -> bool:
+    """Whether a text is such as `new_instance_id` makes for a service."""
+    return re.fullmatch(rf"{service}-[0-9a-f]{{8}}", text) is not None
 
 
 def new_seed() -> int:

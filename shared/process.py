@@ -21,7 +21,7 @@ from shared.actor import Actor, Identity
 from shared.clock import Clock, SystemClock
 from shared.config import Config, MeshConfig
 from shared.errors import ConfigError, OperatorError
-from shared.ids import Service, new_instance_id
+from shared.ids import InstanceId, Service, is_instance_id, new_instance_id
 from shared.telemetry.answering import Answering
 from shared.telemetry.metering import MetricsSettings, metering
 from shared.telemetry.settings import tracing_of
@@ -62,9 +62,11 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
         sys.exit(_answer(service, kind, sys.argv[1:]))
     try:
         mesh, config = _configuration(kind)
+        if mesh.instance_id and not is_instance_id(mesh.instance_id, service):
+            raise ConfigError(f"SHOAL_INSTANCE_ID: {mesh.instance_id!r} is not such as {new_instance_id(service)}")
     except OperatorError as error:
         sys.exit(_complain(service, error))
-    instance_id = new_instance_id(service)
+    instance_id = InstanceId(mesh.instance_id) if mesh.instance_id else new_instance_id(service)
     identity = Identity(service, instance_id, mesh.instance_name or instance_id)
     logs.configure(name=identity.name, level=mesh.log_level, style=mesh.log_format)
     logs.log_what_nobody_catches()

@@ -256,7 +256,7 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
     async def _on_presence(self, beat: Presence) -> None:
         is_news = self._directory.observe(beat)
         if beat.is_leaving:
-            self._on_lost(beat, has_died=False)
+            self._on_lost(beat, has_died=beat.has_died)
         elif beat.service is Service.EXECUTOR:
             await self._on_executor_beat(beat, is_news=is_news)
         elif beat.service is Service.DETOKENIZER:
@@ -275,7 +275,11 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
                 if is_news:
                     self.announce()
             return
-        if beat.is_draining or self.is_draining:
+        await self._ask_for(beat)
+
+    async def _ask_for(self, beat: Presence) -> None:
+        """Ask for an executor that is not held here, if it is free or its holder is gone."""
+        if beat.is_draining or self.is_draining or self._attachments.get(beat.instance_id) is not None:
             return
         assert isinstance(beat.status, ExecutorStatus)
         holder = beat.status.held_by
@@ -302,6 +306,8 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         if self.is_draining and self._is_another_scheduler_there():
             for attachment in self._attachments:  # it takes them over, and then the requests that wait for them
                 await self._detach(attachment.executor_id)
+        for beat in self._directory.available(Service.EXECUTOR):  # some may have lost their holder since
+            await self._ask_for(beat)
         await self._answer(self._requests.tick(now))
         for attachment in self._attachments:
             if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:

@@ -120,3 +120,5 @@ class Presence(Message, frozen=True, tag="presence"):
     """The last beat."""
     metrics_address: str = ""
     """Where it shows its metrics, such as `http://127.0.0.1:9464`; empty if nowhere."""
+    has_died: bool = False
+    """Of a last beat: its supervisor says it, who has seen the process end without a word."""

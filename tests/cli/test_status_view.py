@@ -132,6 +132,12 @@ def test_silence_is_loss_that_is_shown_for_a_while(world: _World) -> None:
     assert "executor-1" not in world.states()
 
 
+def test_who_is_said_to_have_died_is_lost_at_once(world: _World) -> None:
+    world.beat_all()
+    world.view.observe(msgspec.structs.replace(_beat(Service.EXECUTOR), is_leaving=True, has_died=True))
+    assert world.states()["executor-1"] == "lost"
+
+
 def test_who_comes_back_is_no_longer_lost(world: _World) -> None:
     world.beat_all()
     world.pass_time(5)

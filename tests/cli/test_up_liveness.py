@@ -45,6 +45,16 @@ def test_the_first_beat_of_the_next_life_is_news_again(liveness: Liveness) -> No
     assert liveness.observe(_beat(life=2))
 
 
+def test_who_died_has_a_last_beat_unless_it_said_goodbye(liveness: Liveness) -> None:
+    assert liveness.forget("detok") is None
+    liveness.observe(_beat(life=1))
+    assert liveness.forget("detok") == _beat(life=1)
+    assert liveness.forget("detok") is None
+    liveness.observe(_beat(life=2))
+    liveness.observe(_beat(life=2, is_leaving=True))
+    assert liveness.forget("detok") is None
+
+
 def test_who_beats_is_never_stuck(clock: FakeClock, liveness: Liveness) -> None:
     for _ in range(200):
         liveness.observe(_beat())

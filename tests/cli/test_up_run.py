@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shared import subjects
 from shared.cli.mesh.log_files import LogLine
 from shared.cli.mesh.nats_server import find_nats_server, nats_address, nats_command
 from shared.cli.mesh.plan import MeshOptions, Program, StopOrder
@@ -16,8 +17,12 @@ from shared.cli.mesh.ports import free_port
 from shared.cli.mesh.readiness import Readiness, address, ask
 from shared.cli.mesh.run import MeshRun
 from shared.cli.mesh.state import MeshFolder, MeshState
+from shared.cli.mesh.watch import connected, listen
 from shared.clock import SystemClock
+from shared.codec import encode
 from shared.errors import OperatorError
+from shared.ids import Service, is_instance_id, new_instance_id
+from shared.messages import DetokenizerStatus, Presence
 from tests.shared.transport.receiver import PATIENCE_S
 
 _READYZ = """
@@ -158,6 +163,45 @@ async def test_whatever_dies_comes_back(mesh: _Mesh, name: str) -> None:
         await mesh.reports.told("up detokenizer-1", times=2)
     while mesh.run.supervisor.pid(name) is None:
         await asyncio.wait_for(asyncio.sleep(0.01), PATIENCE_S)
+
+
+async def test_others_hear_at_once_of_a_process_that_died_without_a_word(mesh: _Mesh) -> None:
+    beats: list[Presence] = []
+    has_died = asyncio.Event()
+
+    def on_beat(beat: Presence) -> None:
+        beats.append(beat)
+        if beat.has_died:
+            has_died.set()
+
+    async with connected(mesh.options.nats_url) as transport:
+        await listen(transport, on_beat)
+        mesh.signal("detokenizer-1", signal.SIGKILL)
+        await asyncio.wait_for(has_died.wait(), PATIENCE_S)
+        (last,) = [beat for beat in beats if beat.has_died]
+        assert last.is_leaving
+        assert is_instance_id(last.instance_id, Service.DETOKENIZER)
+        await mesh.reports.told("up detokenizer-1", times=2)
+        mesh.signal("detokenizer-1", signal.SIGTERM)
+        await mesh.reports.told("died detokenizer-1", times=2)
+        await mesh.reports.told("up detokenizer-1", times=3)
+        assert sum(beat.has_died for beat in beats) == 1, "who leaves in order says so itself"
+        assert len({beat.instance_id for beat in beats}) == 3, "each life has an id of its own"
+
+
+async def test_a_namesake_on_another_machine_is_somebody_else(mesh: _Mesh) -> None:
+    beats: list[Presence] = []
+    namesake = Presence(
+        Service.DETOKENIZER, new_instance_id(Service.DETOKENIZER), "detokenizer-1", (), DetokenizerStatus()
+    )
+    async with connected(mesh.options.nats_url) as transport:
+        await listen(transport, beats.append)
+        await transport.publish(subjects.presence(Service.DETOKENIZER), encode(namesake))
+        await transport.publish(subjects.presence(Service.DETOKENIZER), encode(namesake))
+        mesh.signal("detokenizer-1", signal.SIGKILL)
+        await mesh.reports.told("up detokenizer-1", times=2)
+        (last,) = [beat for beat in beats if beat.has_died]
+        assert last.instance_id != namesake.instance_id
 
 
 async def test_it_tells_when_it_does_not_serve_and_when_it_does_again(mesh: _Mesh) -> None:

@@ -14,6 +14,9 @@ from services.scheduler.config import SchedulerConfig
 from tests.integration.in_process import FewBlocks, Streamed, in_process_mesh, load_runner
 from tests.tiny_models import FAMILIES, make_tiny_model
 
+pytestmark = pytest.mark.timeout(600)
+"""1,280 tokens one at a time, in float32: minutes where several tests share two slow cores."""
+
 NUM_TOKENS = 64
 PROMPTS = [
     "The capital of France is",

@@ -179,3 +179,36 @@ async def test_a_scheduler_that_begins_to_drain_lets_its_executors_go_at_once(me
     mesh.service.drain(60)
     await mesh.until(lambda: mesh.executor.of(DetachExecutor))
     await other.transport.close()
+
+
+@pytest.mark.parametrize(("has_died", "is_suspect"), [(True, True), (False, False)])
+async def test_an_executor_that_is_said_to_have_died_counts_against_what_it_ran(
+    mesh: Mesh, has_died: bool, is_suspect: bool
+) -> None:
+    mesh.executor.is_working = False
+    await mesh.ready()
+    await mesh.submit("r", max_tokens=4)
+    for _ in range(3):
+        await mesh.ready()
+        await mesh.until(lambda: mesh.executor.of(RunStep))
+        mesh.executor.received.clear()
+        mesh.executor.restart()
+        await mesh.executor.announce(held_by=SCHEDULER, is_leaving=True, has_died=has_died)
+        await mesh.settle()
+        assert mesh.service.models() == ()
+    ends = [closed.outcome for closed in mesh.detokenizer.closed()]
+    assert ends == ([Outcome.FAILED] if is_suspect else []), "it may be what kills them"
+
+
+async def test_an_executor_whose_holder_dies_is_asked_for_without_waiting_for_its_next_beat(mesh: Mesh) -> None:
+    other = Peer(mesh.broker, InstanceId("scheduler-2"), AttachExecutor)
+    await other.start()
+    await other.beat(Service.SCHEDULER, SchedulerStatus())
+    await mesh.settle()
+    await mesh.pass_time(1.5)
+    await mesh.executor.announce(held_by=InstanceId("scheduler-2"))
+    await mesh.settle()
+    assert mesh.executor.of(AttachExecutor) == []
+    await mesh.pass_time(0.5)
+    assert mesh.executor.of(AttachExecutor)
+    await other.transport.close()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from shared.ids import Service, new_instance_id, new_request_id, new_seed
+from shared.ids import Service, is_instance_id, new_instance_id, new_request_id, new_seed
 
 
 def test_request_ids_carry_128_bits_and_are_never_the_same() -> None:
@@ -18,6 +18,14 @@ def test_instance_ids_start_with_the_service(service: Service) -> None:
     one, other = new_instance_id(service), new_instance_id(service)
     assert one != other
     assert re.fullmatch(rf"{service}-[0-9a-f]{{8}}", one)
+    assert is_instance_id(one, service)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gateway", "gateway-1", "executor-0123abcd", "gateway-0123abcd\n", "gateway-0123.bcd"]
+)
+def test_other_texts_are_no_instance_ids_of_a_gateway(text: str) -> None:
+    assert not is_instance_id(text, Service.GATEWAY)
 
 
 def test_seeds_use_all_63_bits() -> None:

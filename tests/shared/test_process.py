@@ -17,7 +17,7 @@ import pytest
 from shared import health, subjects
 from shared.cli.mesh.ports import free_port
 from shared.codec import Decoder, encode
-from shared.ids import InstanceId, Service
+from shared.ids import InstanceId, Service, new_instance_id
 from shared.messages import AttachExecutor, Presence
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
@@ -87,6 +87,20 @@ async def _instance(peer: NatsTransport, name: str) -> InstanceId:
             await subscription.unsubscribe()
             return beat.instance_id
     raise AssertionError(f"no beat of {name}")
+
+
+async def test_a_supervisor_may_say_what_its_id_is(spawn: Spawn, nats_url: str) -> None:
+    name, given = uuid.uuid4().hex, new_instance_id(Service.DETOKENIZER)
+    await spawn(SHOAL_INSTANCE_NAME=name, SHOAL_INSTANCE_ID=given)
+    async with _peer(nats_url) as peer:
+        assert await _instance(peer, name) == given
+
+
+async def test_an_id_that_is_none_is_refused_in_one_sentence(spawn: Spawn) -> None:
+    process = await spawn(SHOAL_INSTANCE_ID="gateway-0123abcd")
+    assert await asyncio.wait_for(process.wait(), 20) == 2
+    assert process.stderr is not None
+    assert b"SHOAL_INSTANCE_ID" in await process.stderr.read()
 
 
 async def test_it_works_until_sigterm_and_exits_with_zero(spawn: Spawn, nats_url: str) -> None:

@@ -14,7 +14,8 @@ class Liveness:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last_heard: dict[str, float] = {}
-        self._instances: dict[str, InstanceId] = {}
+        self._beats: dict[str, Presence] = {}
+        """The last one of each that has not left by itself."""
         self._dead: set[InstanceId] = set()
         self._last_check = clock.now()
 
@@ -24,17 +25,21 @@ class Liveness:
             return False
         if beat.is_leaving:
             self._last_heard.pop(beat.name, None)
+            self._beats.pop(beat.name, None)
+            self._dead.add(beat.instance_id)
             return False
-        self._instances[beat.name] = beat.instance_id
+        self._beats[beat.name] = beat
         is_first = beat.name not in self._last_heard
         self._last_heard[beat.name] = self._clock.now()
         return is_first
 
-    def forget(self, name: str) -> None:
-        """This process died."""
+    def forget(self, name: str) -> Presence | None:
+        """This process died; its last beat, unless it had said by itself that it leaves."""
         self._last_heard.pop(name, None)
-        if name in self._instances:
-            self._dead.add(self._instances.pop(name))
+        beat = self._beats.pop(name, None)
+        if beat is not None:
+            self._dead.add(beat.instance_id)
+        return beat
 
     def has_heard(self, name: str) -> bool:
         """Whether it has begun to beat."""

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
+from shared import subjects
 from shared.cli.mesh import readiness
 from shared.cli.mesh.liveness import Liveness
 from shared.cli.mesh.log_files import LogLine
@@ -15,6 +18,9 @@ from shared.cli.mesh.state import MeshFolder, MeshState
 from shared.cli.mesh.supervisor import Supervisor
 from shared.cli.mesh.watch import connected, listen
 from shared.clock import Clock
+from shared.codec import encode
+from shared.errors import Disconnected
+from shared.ids import InstanceId, Service, new_instance_id
 from shared.messages import Presence
 from shared.transport import Transport
 
@@ -26,6 +32,13 @@ _UNREACHABLE_AFTER_S = 5.0
 _SLOW_AFTER_S = 6.0
 """Every process of a second start is up by now."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def _say_farewell(transport: Transport, last: Presence) -> None:
+    """Say a last beat for a process that can say nothing any more."""
+    beat = replace(last, is_leaving=True, has_died=True)
+    with contextlib.suppress(Disconnected):  # then others find out by its silence
+        await transport.publish(subjects.presence(beat.service), encode(beat))
 
 
 class MeshRun:
@@ -50,12 +63,17 @@ class MeshRun:
         self._names = [program.name for program in programs]
         self._stop = asyncio.Event()
         self._started: dict[str, float] = {}
+        self._ids: dict[str, InstanceId] = {}
+        """Of the present life of each service."""
+        self._transport: Transport | None = None
+        self._farewells: set[asyncio.Task[None]] = set()
         self.supervisor = Supervisor(
             programs,
             folder=folder.logs,
             reporter=self,
             clock=clock,
             drain_deadline_s=options.drain_deadline_s,
+            environ_of_life=self._environ_of_life,
         )
 
     async def run(self) -> None:
@@ -75,9 +93,9 @@ class MeshRun:
         try:
             await self.supervisor.run(self._stop)
         finally:
-            for task in watching:
+            for task in (*watching, *self._farewells):
                 task.cancel()
-            outcomes = await asyncio.gather(*watching, return_exceptions=True)
+            outcomes = await asyncio.gather(*watching, *self._farewells, return_exceptions=True)
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
         for outcome in outcomes:
@@ -91,8 +109,12 @@ class MeshRun:
         self._reporter.line(name, line, raw)
 
     def died(self, name: str, how: str, delay_s: float) -> None:
-        """A process died: its next life has to beat anew."""
-        self._liveness.forget(name)
+        """A process died: its next life has to beat anew. Others hear of it now, and need not miss its beats first."""
+        last = self._liveness.forget(name)
+        if last is not None and self._transport is not None:
+            farewell = asyncio.create_task(_say_farewell(self._transport, last))
+            self._farewells.add(farewell)
+            farewell.add_done_callback(self._farewells.discard)
         self._started[name] = self._clock.now()
         self._reporter.died(name, how, delay_s)
 
@@ -116,7 +138,16 @@ class MeshRun:
             self._reporter.stop()
             self._stop.set()
 
+    def _environ_of_life(self, name: str) -> Mapping[str, str]:
+        """What tells this life of a service from all others, in this mesh and elsewhere."""
+        if name not in self._service_names:
+            return {}
+        self._ids[name] = new_instance_id(Service(name.rpartition("-")[0]))
+        return {"SHOAL_INSTANCE_ID": self._ids[name]}
+
     def _on_beat(self, beat: Presence) -> None:
+        if self._ids.get(beat.name) != beat.instance_id:
+            return  # of an earlier life, or of a namesake on another machine
         if self._liveness.observe(beat) and beat.name in self._started:
             self._reporter.up(beat.name, self._clock.now() - self._started[beat.name], self._waiting_for())
 
@@ -128,6 +159,7 @@ class MeshRun:
         try:
             async with connected(self._options.nats_url) as transport:
                 reminding.cancel()
+                self._transport = transport
                 await listen(transport, self._on_beat)
                 await self._end_the_hung(transport)
         finally:

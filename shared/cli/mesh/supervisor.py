@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -62,12 +63,15 @@ class Supervisor:
         clock: Clock,
         rules: RestartRules | None = None,
         drain_deadline_s: float = 20.0,
+        environ_of_life: Callable[[str], Mapping[str, str]] = lambda _name: {},
     ) -> None:
-        """`folder` takes the log files. Creates them, and raises OSError if it cannot."""
+        """`folder` takes the log files. Creates them, and raises OSError if it cannot. `environ_of_life` gives what the
+        next life of a process has in its environment beside what its program says."""
         self._programs = programs
         self._reporter = reporter
         self._clock = clock
         self._rules = rules
+        self._environ_of_life = environ_of_life
         self._patience_s = drain_deadline_s + _GRACE_S
         self._logs = {program.name: LogFile(folder / f"{program.name}.log") for program in programs}
         self._children: dict[str, Child] = {}
@@ -134,7 +138,8 @@ class Supervisor:
             log.write(line)
             self._reporter.line(program.name, read_line(log.tail[-1]), log.tail[-1])
 
-        child = self._children[program.name] = await Child.start(program, on_line)
+        life = replace(program, environ={**program.environ, **self._environ_of_life(program.name)})
+        child = self._children[program.name] = await Child.start(life, on_line)
         if self._stopping.is_set():  # it came too late to be told
             child.kill()
         try:

@@ -106,7 +106,9 @@ class MeshView:
         self._directory.observe(beat)
         self._lost.pop(beat.instance_id, None)
         if beat.is_leaving:
-            self._heard.pop(beat.instance_id, None)
+            history = self._heard.pop(beat.instance_id, None)
+            if beat.has_died and history:
+                self._lost[beat.instance_id] = history[-1]
             return
         history = self._heard.setdefault(beat.instance_id, deque())
         history.append(_Heard(self._clock.now(), beat))

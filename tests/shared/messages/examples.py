@@ -274,6 +274,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
         True,
         False,
         "http://127.0.0.1:9464",
+        True,
     ),
 )
 
