@@ -167,12 +167,14 @@ async def test_whatever_dies_comes_back(mesh: _Mesh, name: str) -> None:
 
 async def test_others_hear_at_once_of_a_process_that_died_without_a_word(mesh: _Mesh) -> None:
     beats: list[Presence] = []
-    has_died = asyncio.Event()
+    has_died, has_lived_thrice = asyncio.Event(), asyncio.Event()
 
     def on_beat(beat: Presence) -> None:
         beats.append(beat)
         if beat.has_died:
             has_died.set()
+        if len({beat.instance_id for beat in beats}) == 3:
+            has_lived_thrice.set()
 
     async with connected(mesh.options.nats_url) as transport:
         await listen(transport, on_beat)
@@ -185,8 +187,8 @@ async def test_others_hear_at_once_of_a_process_that_died_without_a_word(mesh: _
         mesh.signal("detokenizer-1", signal.SIGTERM)
         await mesh.reports.told("died detokenizer-1", times=2)
         await mesh.reports.told("up detokenizer-1", times=3)
+        await asyncio.wait_for(has_lived_thrice.wait(), PATIENCE_S)  # each life has an id of its own
         assert sum(beat.has_died for beat in beats) == 1, "who leaves in order says so itself"
-        assert len({beat.instance_id for beat in beats}) == 3, "each life has an id of its own"
 
 
 async def test_a_namesake_on_another_machine_is_somebody_else(mesh: _Mesh) -> None:
