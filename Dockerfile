@@ -96,7 +96,8 @@ COPY --from=detokenizer-packages /opt/shoal /opt/shoal
 COPY --from=code /app/services/detokenizer /app/services/detokenizer
 CMD ["python", "-m", "services.detokenizer"]
 
-# Compiled kernels are kept in a volume on /var/cache/shoal: without one, each new container compiles for half a minute.
+# Compiled kernels and packed weights are kept in a volume on /var/cache/shoal: without one, each new container compiles
+# for half a minute, and containers do not share weights in memory.
 FROM service AS executor
 COPY --from=executor-packages /opt/shoal /opt/shoal
 COPY --from=code /app/services/executor /app/services/executor

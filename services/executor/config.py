@@ -18,6 +18,10 @@ class ExecutorConfig(Config):
         "else float32",
         choices=("auto", "int4", "int8", "bfloat16", "float32"),
     )
+    keep_packed: bool = setting(
+        True,
+        "keep integer weights on disk as the kernels read them, beside the model: later starts map them into memory",
+    )
     kv_dtype: str = setting(
         "auto",
         "number format of the KV cache; auto: int8 beside integer weights, else float32",

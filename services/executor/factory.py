@@ -1,5 +1,6 @@
 """Puts an executor's parts together. The only place that knows which backend goes with which device and format."""
 
+import functools
 import logging
 import os
 from pathlib import Path
@@ -11,14 +12,16 @@ from services.executor.attention.paged import PagedAttention
 from services.executor.config import ExecutorConfig
 from services.executor.formats import choose_formats
 from services.executor.kernels.cached_attention import Kind
-from services.executor.kernels.jit import use_threads
+from services.executor.kernels.jit import use_threads, user_cache
 from services.executor.kernels.vectors import dot_instruction
 from services.executor.kv_cache import Cache, KVCache, RecordCache, block_bytes, default_num_blocks, longest_sequence
 from services.executor.layers.rotary import rotary_table
 from services.executor.memory import free_bytes
 from services.executor.model_runner import ModelRunner
 from services.executor.models.integer import IntegerModel
+from services.executor.models.packing import Arrays, Format, packed_arrays
 from services.executor.models.registry import Model, build_model
+from services.executor.packed import PackedWeights, in_memory
 from services.executor.weights import Weights
 from shared.messages import ExecutorCapacity
 from shared.models.config import ModelConfig, load_config
@@ -59,31 +62,37 @@ def load_model(folder: Path, name: str, config: ExecutorConfig) -> LoadedModel:
     use_threads(num_threads)
     model_config = load_config(folder)
     formats = choose_formats(config, model_config, dot_instruction())
-    weights = Weights(folder, torch.bfloat16 if formats.weights == "bfloat16" else torch.float32)
-    capacity = plan_capacity(name, model_config, config, free_bytes() - weights.num_bytes, formats.cache)
-    table = rotary_table(model_config.rope, model_config.head_dim, capacity.max_model_len)
+    num_free_bytes = free_bytes()
     kv_cache: Cache
     model: Model
-    with weights:
-        if formats.weights == "float32" or formats.weights == "bfloat16":
+    if formats.weights == "float32" or formats.weights == "bfloat16":
+        with Weights(folder, torch.bfloat16 if formats.weights == "bfloat16" else torch.float32) as weights:
+            capacity = plan_capacity(name, model_config, config, num_free_bytes - weights.num_bytes, formats.cache)
+            table = rotary_table(model_config.rope, model_config.head_dim, capacity.max_model_len)
             kv_cache = KVCache(model_config, capacity.num_blocks, capacity.block_size)
             model = build_model(model_config, weights, PagedAttention(table, model_config.head_dim**-0.5))
-        else:
-            kv_cache = RecordCache(model_config, capacity.num_blocks, capacity.block_size, formats.cache)
-            model = IntegerModel(
-                model_config,
-                weights,
-                table,
-                kv_cache,
-                weight_format=formats.weights,
-                capacity=capacity,
-                num_threads=num_threads,
-            )
+    else:
+        arrays = _packed(folder, model_config, formats.weights, keep=config.keep_packed)
+        num_bytes = sum(array.nbytes for array in arrays.values())
+        capacity = plan_capacity(name, model_config, config, num_free_bytes - num_bytes, formats.cache)
+        table = rotary_table(model_config.rope, model_config.head_dim, capacity.max_model_len)
+        kv_cache = RecordCache(model_config, capacity.num_blocks, capacity.block_size, formats.cache)
+        model = IntegerModel(model_config, arrays, table, kv_cache, capacity=capacity, num_threads=num_threads)
     log.info(
         "number formats",
         extra={"weights": formats.weights, "kv_cache": formats.cache, "reason": formats.reason, "threads": num_threads},
     )
     return LoadedModel(model, kv_cache, capacity, model_config, num_threads)
+
+
+def _packed(folder: Path, config: ModelConfig, weight_format: Format, *, keep: bool) -> Arrays:
+    """The weights as integer kernels read them: mapped if they are kept from an earlier start, else made now."""
+    kept = PackedWeights(folder, weight_format, user_cache(os.environ))
+    if keep and (found := kept.find()) is not None:
+        return found
+    with Weights(folder) as weights:
+        arrays = functools.partial(packed_arrays, config, weights, weight_format)
+        return kept.keep(arrays, weights.num_bytes // 3) if keep else in_memory(arrays())
 
 
 def plan_capacity(

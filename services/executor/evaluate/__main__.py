@@ -121,6 +121,7 @@ def _load(order: EvaluationOrder, config: ExecutorConfig, chosen: Formats, progr
     )
     fitting = replace(
         config,
+        keep_packed=False,
         kv_cache_mb=-(-num_bytes // (1 << 20)),
         max_slots=CHUNK,
         max_step_tokens=CHUNK,

@@ -50,10 +50,15 @@ def cache_folder(sources: Path, environ: Mapping[str, str]) -> Path:
 
 
 def _places(sources: Path, environ: Mapping[str, str]) -> list[Path]:
+    beside = () if "NUMBA_CACHE_DIR" in environ else (sources / "__pycache__",)
+    return [*beside, user_cache(environ)]
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """The folder for what can be made again: NUMBA_CACHE_DIR, or shoal's in the user's cache."""
     if "NUMBA_CACHE_DIR" in environ:
-        return [Path(environ["NUMBA_CACHE_DIR"])]
-    user_cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [sources / "__pycache__", user_cache / "shoal"]
+        return Path(environ["NUMBA_CACHE_DIR"])
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
 
 
 numba.config.CACHE_DIR = str(cache_folder(_SOURCES, os.environ))

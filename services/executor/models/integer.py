@@ -1,12 +1,11 @@
 """The supported families with weights and activations in integers, each step one call of a compiled kernel.
 
-Owns how a model's weights become the kernel's arrays, and a batch its inputs. The arithmetic is `kernels.decoder`'s.
+Owns how packed weights and a batch become the kernel's inputs. The arithmetic is `kernels.decoder`'s.
 """
 
 import itertools
 import math
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,46 +14,42 @@ from torch import Tensor
 
 from services.executor.attention.sharing import Member, shared_pieces
 from services.executor.batch import ForwardBatch
-from services.executor.kernels.cached_attention import TOKENS, record_bytes
+from services.executor.kernels import cached_attention
+from services.executor.kernels.cached_attention import TOKENS
 from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER, decode_float32, decode_int8
 from services.executor.kernels.decoder_attention import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
-from services.executor.kernels.grouped_linear import PANEL, Bits, pack, wide_bytes
+from services.executor.kernels.grouped_linear import PANEL, record_bytes, wide_bytes
 from services.executor.kernels.quantize import GROUP
 from services.executor.kernels.rotary import RotaryTable
 from services.executor.kernels.team import Team
 from services.executor.kv_cache import RecordCache
 from services.executor.memory import untouched
-from services.executor.quantization.groups import Groups, joined
-from services.executor.weights import Weights
+from services.executor.models.packing import Arrays
 from shared.messages import ExecutorCapacity
 from shared.models.config import ModelConfig
-
-Format = Literal["stored", "int4", "int8"]
-"""Groups of 4 or 8 bits as they are stored, all else in 8; layers in 4 bits; everything in 8 bits."""
 
 _KERNELS: Final = {"int8": decode_int8, "float32": decode_float32}
 _TOKENS_AT_ONCE: Final = 48
 """In the phase of gate and up."""
-_PADDED: Final = 64
-"""Bytes that vectors are aligned to, and floats after a bias that a whole panel reads."""
+_LINE: Final = 64
+"""Bytes of a cache line."""
 
 
 class IntegerModel:
-    """A model whose steps a team of threads computes. Reads all of its weights when it is made."""
+    """A model whose steps a team of threads computes, its weights being `packing.packed_arrays`."""
 
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        arrays: Arrays,
         table: RotaryTable,
         cache: RecordCache,
         *,
-        weight_format: Format,
         capacity: ExecutorCapacity,
         num_threads: int,
     ) -> None:
-        self._owned: list[Any] = []  # what the addresses point into
+        self._arrays: Final = arrays  # what the addresses point into
         self._capacity = capacity
         self._vocab_size = config.vocab_size
         self._group = config.num_heads // config.num_kv_heads
@@ -62,10 +57,9 @@ class IntegerModel:
         self._head_dim = config.head_dim
         self._block_size = capacity.block_size
         self._num_shares = -(-2 * num_threads // config.num_kv_heads)
-        loader = _Loader(weights, weight_format, self._owned)
         layers = np.zeros(config.num_layers, Layer)
         for number, cached in enumerate(cache.layers):
-            _load_layer(layers[number], loader, config, f"model.layers.{number}")
+            _load_layer(layers[number], arrays, config, number)
             layers[number]["cache"] = cached.data_ptr()
         self._cache = cache
         shape = Shape(
@@ -80,7 +74,7 @@ class IntegerModel:
         )
         self._inputs = _make_inputs(capacity)
         self._work = _make_work(capacity, shape, num_threads)
-        arguments = (_load_parts(loader, config, table), layers, shape, self._inputs, self._work)
+        arguments = (_load_parts(arrays, config, table), layers, shape, self._inputs, self._work)
         self._team = Team(
             _KERNELS[cache.kind],
             arguments,
@@ -121,7 +115,7 @@ class IntegerModel:
 
     def _find_records(self, tables: npt.NDArray[np.int32]) -> None:
         """Say where the records of each sequence's blocks are."""
-        each, per_block = record_bytes(self._cache.kind, self._head_dim), self._block_size // TOKENS
+        each, per_block = cached_attention.record_bytes(self._cache.kind, self._head_dim), self._block_size // TOKENS
         blocks = tables.astype(np.int64) * (self._num_kv_heads * per_block * each)
         records = blocks[:, :, np.newaxis] + np.arange(per_block) * each
         self._inputs.records[: len(tables), : tables.shape[1] * per_block] = records.reshape(len(tables), -1)
@@ -146,86 +140,21 @@ class IntegerModel:
         return len(pieces) + len(alone)
 
 
-class _Loader:
-    """Loads weights and keeps them alive."""
-
-    def __init__(self, weights: Weights, weight_format: Format, owned: list[Any]) -> None:
-        self._weights = weights
-        self._format = weight_format
-        self._owned = owned
-
-    def groups(self, parts: Mapping[str, tuple[int, ...]]) -> Groups:
-        return self._weights.load_groups(parts, 4 if self._format == "int4" else None)
-
-    def matrix(self, place: Any, groups: Groups, bias: Tensor | None = None) -> None:
-        """Pack a weight, and say in `place` where it is."""
-        fits = self._format != "int8" and int(groups.q.max(initial=0)) < 16
-        bits: Bits = 4 if fits else 8
-        packed = pack(groups.q, groups.scales, groups.offsets, bits).data
-        place["address"], place["bits"] = self._aligned(packed), bits
-        place["bias"] = 0 if bias is None else self._aligned(torch.nn.functional.pad(bias, (0, _PADDED)))
-
-    def vector(self, name: str, size: int) -> int:
-        """The address of a float32 vector."""
-        return self._aligned(self._weights.load({name: (size,)}))
-
-    def floats(self, parts: Mapping[str, tuple[int, ...]]) -> Tensor:
-        return self._weights.load(parts)
-
-    def skip_if_equal(self, name: str, groups: Groups) -> None:
-        """Pass over a copy of a tied weight."""
-        self._weights.skip_tied(name, groups)
-
-    def _aligned(self, tensor: Tensor) -> int:
-        """Its address in memory of ours, on a cache line."""
-        memory = torch.frombuffer(untouched(tensor.nbytes), dtype=torch.uint8)
-        memory[: tensor.nbytes] = tensor.contiguous().view(torch.uint8).flatten()
-        self._owned.append(memory)
-        return memory.data_ptr()
+def _load_layer(layer: Any, arrays: Arrays, config: ModelConfig, number: int) -> None:
+    for name in ("qkv", "output", "gate_up", "down"):
+        _place(layer[name], arrays, f"layers.{number}.{name}")
+    for name in ("input_norm", "post_attention_norm", *(("q_norm", "k_norm") if config.family == "qwen3" else ())):
+        layer[name] = arrays[f"layers.{number}.{name}"].ctypes.data
 
 
-def _load_layer(layer: Any, loader: _Loader, config: ModelConfig, prefix: str) -> None:
-    hidden, middle, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    sizes = {"q_proj": config.num_heads * head_dim} | dict.fromkeys(
-        ("k_proj", "v_proj"), config.num_kv_heads * head_dim
-    )
-    qkv = loader.groups({f"{attention}.{name}.weight": (size, hidden) for name, size in sizes.items()})
-    qkv_bias = {f"{attention}.{name}.bias": (size,) for name, size in sizes.items()}
-    loader.matrix(layer["qkv"], qkv, loader.floats(qkv_bias) if config.attention_bias else None)
-    output = loader.groups({f"{attention}.o_proj.weight": (hidden, sizes["q_proj"])})
-    output_bias = {f"{attention}.o_proj.bias": (hidden,)}
-    loader.matrix(layer["output"], output, loader.floats(output_bias) if config.output_bias else None)
-    gate_up = [loader.groups({f"{mlp}.{name}.weight": (middle, hidden)}) for name in ("gate_proj", "up_proj")]
-    bias = None
-    if config.mlp_bias:
-        biases = [loader.floats({f"{mlp}.{name}.bias": (middle,)}) for name in ("gate_proj", "up_proj")]
-        bias = torch.stack([each.view(-1, PANEL) for each in biases], dim=1).flatten()
-    loader.matrix(layer["gate_up"], _in_turn(*gate_up), bias)
-    down_bias = {f"{mlp}.down_proj.bias": (hidden,)}
-    down = loader.groups({f"{mlp}.down_proj.weight": (hidden, middle)})
-    loader.matrix(layer["down"], down, loader.floats(down_bias) if config.mlp_bias else None)
-    layer["input_norm"] = loader.vector(f"{prefix}.input_layernorm.weight", hidden)
-    layer["post_attention_norm"] = loader.vector(f"{prefix}.post_attention_layernorm.weight", hidden)
-    if config.family == "qwen3":
-        layer["q_norm"] = loader.vector(f"{attention}.q_norm.weight", head_dim)
-        layer["k_norm"] = loader.vector(f"{attention}.k_norm.weight", head_dim)
-
-
-def _load_parts(loader: _Loader, config: ModelConfig, table: RotaryTable) -> Parts:
-    size = (config.vocab_size, config.hidden_size)
+def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable) -> Parts:
     embedding, head = np.zeros(1, Weight), np.zeros(1, Weight)
-    groups = loader.groups({"model.embed_tokens.weight": size})
-    loader.matrix(embedding[0], groups)
-    if config.tie_word_embeddings:
-        loader.skip_if_equal("lm_head.weight", groups)
-        head[:] = embedding
-    else:
-        loader.matrix(head[0], loader.groups({"lm_head.weight": size}))
+    _place(embedding[0], arrays, "embedding")
+    _place(head[0], arrays, "embedding" if config.tie_word_embeddings else "head")
     return Parts(
         embedding=embedding,
         head=head,
-        norm=loader.floats({"model.norm.weight": (config.hidden_size,)}).numpy(),
+        norm=np.array(arrays["norm"]),
         norm_facts=np.array([1 / config.hidden_size, config.rms_norm_eps], np.float32),
         head_norm_facts=np.array([1 / config.head_dim, config.rms_norm_eps], np.float32),
         scale=np.array([config.head_dim**-0.5], np.float32),
@@ -234,10 +163,11 @@ def _load_parts(loader: _Loader, config: ModelConfig, table: RotaryTable) -> Par
     )
 
 
-def _in_turn(first: Groups, second: Groups) -> Groups:
-    """Two weights' rows, a panel of the one and a panel of the other in turn."""
-    order = np.arange(2 * len(first.q)).reshape(2, -1, PANEL).transpose(1, 0, 2).ravel()
-    return joined((first, second)).rows(order)
+def _place(place: Any, arrays: Arrays, name: str) -> None:
+    """Say in `place` where a weight and its bias are."""
+    weight, bias = arrays[name], arrays.get(f"{name}.bias")
+    place["address"], place["bits"] = weight.ctypes.data, 4 if weight.shape[2] == record_bytes(4) else 8
+    place["bias"] = 0 if bias is None else bias.ctypes.data
 
 
 def _whole_panels(rows: int) -> int:
@@ -280,7 +210,7 @@ def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int) -> Wo
         middle_ints=_lines((tokens, middle), np.int8),
         middle_steps=_lines((tokens, middle // GROUP * 2), np.float32),
         logits=_lines((min(tokens, capacity.max_slots + capacity.max_step_drafts), shape.vocab_size), np.float32),
-        scratch=_lines((num_threads, -(-scratch // _PADDED) * _PADDED + _PADDED), np.uint8),
+        scratch=_lines((num_threads, -(-scratch // _LINE) * _LINE + _LINE), np.uint8),
         spent=np.zeros(len(PHASES) + 1, np.int64),
     )
 

@@ -1,0 +1,187 @@
+"""Packed weights kept on disk: found again, made again when they no longer fit, never half there."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.executor.factory import load_model
+from services.executor.packed import Array, PackedWeights
+from shared.errors import ModelError
+from tests.executor.conftest import INTEGER, TinyFolder
+from tests.executor.models.test_integer import LONG, logits
+
+NEVER_FITS = 1 << 60
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.fixture
+def kept(model: Path, tmp_path: Path) -> PackedWeights:
+    return PackedWeights(model, "stored", tmp_path / "cache")
+
+
+def arrays(start: int = 0) -> Callable[[], Iterator[tuple[str, Array]]]:
+    def make() -> Iterator[tuple[str, Array]]:
+        yield "embedding", np.arange(start, start + 120, dtype=np.uint8).reshape(2, 3, 20)
+        yield "layers.0.qkv.bias", np.arange(start, start + 7, dtype=np.float32)
+
+    return make
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir()) if place.exists() else []
+
+
+def assert_are(found: dict[str, Array] | object, start: int = 0) -> None:
+    expected = dict(arrays(start)())
+    assert isinstance(found, dict)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+        assert found[name].ctypes.data % 64 == 0, "kernels read whole cache lines"
+
+
+def assert_nothing_is_left(model: Path, tmp_path: Path) -> None:
+    assert [
+        path for place in (model, tmp_path / "cache") for path in place.rglob("packed/**/*") if path.is_file()
+    ] == []
+
+
+def test_what_was_kept_is_found_and_mapped(kept: PackedWeights, model: Path) -> None:
+    assert kept.find() is None
+    assert_are(kept.keep(arrays(), 1000))
+    found = kept.find()
+    assert_are(found)
+    assert found is not None
+    assert all(isinstance(array, np.memmap) for array in found.values())
+    assert len(names(model / "packed")) == 1
+
+
+def test_a_second_start_does_not_read_the_weights_and_computes_the_same_bits(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("qwen3", tie_word_embeddings=False)
+    first = logits(load_model(folder, "tiny", INTEGER), LONG)
+    weights = folder / "model.safetensors"
+    facts, content = weights.stat(), weights.read_bytes()
+    weights.write_bytes(bytes(len(content)))
+    os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    try:
+        assert torch.equal(logits(load_model(folder, "tiny", INTEGER), LONG), first)
+    finally:
+        weights.write_bytes(content)
+
+
+def test_other_weights_are_packed_anew_and_replace_the_old(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
+    kept.keep(arrays(), 1000)
+    (model / "model.safetensors").write_bytes(b"other weights")
+    again = PackedWeights(model, "stored", tmp_path / "cache")
+    assert again.find() is None
+    assert_are(again.keep(arrays(100), 1000), 100)
+    assert len(names(model / "packed")) == 1
+
+
+def test_another_configuration_is_another_model(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
+    kept.keep(arrays(), 1000)
+    (model / "config.json").write_text('{"tie_word_embeddings": false}')
+    assert PackedWeights(model, "stored", tmp_path / "cache").find() is None
+
+
+def test_formats_are_kept_beside_each_other(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
+    kept.keep(arrays(), 1000)
+    other = PackedWeights(model, "int8", tmp_path / "cache")
+    assert other.find() is None
+    other.keep(arrays(50), 1000)
+    assert_are(kept.find())
+    assert_are(other.find(), 50)
+
+
+@pytest.mark.parametrize("size", [0, 40, 130])
+def test_a_damaged_array_is_made_again(kept: PackedWeights, model: Path, size: int) -> None:
+    kept.keep(arrays(), 1000)
+    damaged = next((model / "packed").glob("*/embedding.npy"))
+    os.truncate(damaged, size)
+    assert kept.find() is None
+    assert_are(kept.keep(arrays(), 1000))
+    assert_are(kept.find())
+
+
+def test_nothing_is_kept_of_weights_that_turn_out_to_be_wrong(kept: PackedWeights, model: Path) -> None:
+    def make() -> Iterator[tuple[str, Array]]:
+        yield from arrays()()
+        raise ModelError("model.norm.weight is missing")
+
+    with pytest.raises(ModelError, match="is missing"):
+        kept.keep(make, 1000)
+    assert names(model / "packed") == []
+    assert kept.find() is None
+
+
+def test_a_model_folder_that_cannot_be_written_leaves_them_in_the_cache(
+    kept: PackedWeights, model: Path, tmp_path: Path
+) -> None:
+    (model / "packed").write_bytes(b"not a folder")
+    kept.keep(arrays(), 1000)
+    assert_are(kept.find())
+    assert len(names(tmp_path / "cache" / "packed")) == 1
+
+
+def test_models_in_one_cache_do_not_remove_each_other(tmp_path: Path) -> None:
+    both = []
+    for home in ("a", "b"):
+        folder = tmp_path / home / "tiny"
+        folder.mkdir(parents=True)
+        (folder / "packed").write_bytes(b"not a folder")
+        both.append(PackedWeights(folder, "stored", tmp_path / "cache"))
+        both[-1].keep(arrays(len(both)), 1000)
+    for number, kept in enumerate(both, 1):
+        assert_are(kept.find(), number)
+
+
+def test_without_room_on_any_disk_they_are_in_memory(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
+    found = kept.keep(arrays(), NEVER_FITS)
+    assert_are(found)
+    assert not any(isinstance(array, np.memmap) for array in found.values())
+    assert_nothing_is_left(model, tmp_path)
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(
+    kept: PackedWeights, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    assert_are(kept.keep(arrays(), 1000))
+    assert_nothing_is_left(model, tmp_path)
+
+
+def test_two_executors_that_pack_at_once_end_with_one_folder(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
+    other = PackedWeights(model, "stored", tmp_path / "cache")
+
+    def make() -> Iterator[tuple[str, Array]]:
+        yield from arrays()()
+        assert_are(other.keep(arrays(), 1000))
+
+    assert_are(kept.keep(make, 1000))
+    assert len(names(model / "packed")) == 1
+
+
+def test_what_a_dead_process_left_is_removed_after_an_hour(kept: PackedWeights, model: Path) -> None:
+    old, fresh = model / "packed" / "making-old", model / "packed" / "making-fresh"
+    old.mkdir(parents=True)
+    fresh.mkdir()
+    os.utime(old, (0, 0))
+    kept.keep(arrays(), 1000)
+    assert fresh.is_dir()
+    assert not old.exists()
