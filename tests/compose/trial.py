@@ -11,18 +11,15 @@ import http.client
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import shoal
 from shared.cli.mesh.ports import free_port
-from tests.compose.docker import ROOT, Project, TrialFailed, wait_until, why_not
+from tests.compose.docker import ROOT, Project, TrialFailed, fresh_passwords, wait_until, why_not
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor", "detokenizer")
 MODEL = os.environ.get("SHOAL_MODEL", "smollm2-135m")
@@ -243,14 +240,6 @@ def try_everything(trial: Trial, max_scale: int) -> None:
     trial.says_no_more_than_it_may()
 
 
-def _passwords() -> dict[str, str]:
-    """Fresh ones, as an operator would have them in `.env`."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "passwords")
-        subprocess.run(["sh", ROOT / "deploy/passwords.sh", file], check=True)
-        return dict(line.split("=", 1) for line in file.read_text().splitlines())
-
-
 def main() -> int:
     """Try it; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -261,7 +250,7 @@ def main() -> int:
         say(f"NOT TRIED: {reason}")
         return 1
     port = free_port()
-    environ = dict(os.environ) | _passwords()
+    environ = dict(os.environ) | fresh_passwords()
     environ["SHOAL_PUBLISH"] = f"127.0.0.1:{port}"
     project = Project(f"shoal-trial-{os.getpid()}", environ)
     try:
