@@ -3,10 +3,9 @@
 import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from shared.ids import Service
-from tests.chaos.beats import Beats
 from tests.chaos.progress import Moment
 from tests.chaos.protocol import Instance, Mesh
 
@@ -39,7 +38,15 @@ class Fault:
         return f"{who}-{self.blow}-{self.moment}"
 
 
-async def strike(mesh: Mesh, beats: Beats, service: Service | None, blow: Blow) -> str:
+class Listener(Protocol):
+    """Whoever hears the mesh's beats."""
+
+    def busiest(self, service: Service) -> str | None:
+        """The name of the instance of a service that has most to do, if any lives."""
+        ...
+
+
+async def strike(mesh: Mesh, beats: Listener, service: Service | None, blow: Blow) -> str:
     """Hit the busiest instance of a service, or the broker; its name. Returns once a frozen one goes on."""
     if service is None:
         await mesh.restart_broker(BROKER_AWAY_S)
