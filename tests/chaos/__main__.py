@@ -30,6 +30,7 @@ from tests.chaos.progress import Progress, Record
 from tests.chaos.protocol import Mesh
 from tests.chaos.runs import Run, run_disturbed, run_with_fault, undisturbed_run
 from tests.chaos.workload import StreamSpec, make_streams
+from tests.compose.docker import why_not
 
 _MAX_BLOWS = 3
 """In one wave."""
@@ -171,6 +172,9 @@ def main() -> int:
         "--compose", action="store_true", help="strike containers, clients behind the front; the images must be there"
     )
     options = parser.parse_args()
+    if options.compose and (reason := why_not()) is not None:
+        print(f"chaos in containers was NOT tried: {reason}")
+        return 1
     logging.getLogger().addHandler(logging.NullHandler())  # that the broker is away is no news here
     with tempfile.TemporaryDirectory(prefix="shoal-chaos-") as temporary:
         logs = options.logs or Path(temporary) / "logs"

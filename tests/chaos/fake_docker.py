@@ -71,6 +71,7 @@ def _new(service: str, number: int) -> dict[str, Any]:
         "exit_status": 0,
         "exit_status_when_stopped": 0,
         "num_restarts": 0,
+        "num_escapes": 0,
         "last_words": "all is well",
     }
 
@@ -123,6 +124,13 @@ def _become(container: dict[str, Any], before: str, after: str, **more: Any) -> 
     container.update(status=after, **more)
 
 
+def _pause(container: dict[str, Any]) -> None:
+    if container["num_escapes"]:
+        container["num_escapes"] -= 1
+        raise _Refused("unable to freeze")
+    _become(container, "running", "paused")
+
+
 def _docker(state: dict[str, Any], verb: str, words: list[str]) -> str:
     if verb == "inspect":
         return json.dumps([_inspected(each, state["containers"][each]) for each in words])
@@ -131,7 +139,7 @@ def _docker(state: dict[str, Any], verb: str, words: list[str]) -> str:
         "kill": lambda: _become(container, "running", "exited", exit_status=137),
         "stop": lambda: _become(container, "running", "exited", exit_status=container["exit_status_when_stopped"]),
         "start": lambda: _become(container, "exited", "running", num_restarts=0),
-        "pause": lambda: _become(container, "running", "paused"),
+        "pause": lambda: _pause(container),
         "unpause": lambda: _become(container, "paused", "running"),
         "logs": lambda: print(container["last_words"], file=sys.stderr),
     }

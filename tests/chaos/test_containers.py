@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from shared.ids import Service
-from tests.chaos import faults
+from tests.chaos import containers, faults
 from tests.chaos.containers import ContainerInstance, ContainerMesh, instance_name
 from tests.chaos.fake_docker import FakeDocker
 from tests.chaos.faults import Blow, strike, strike_all
@@ -149,9 +149,19 @@ def test_what_is_frozen_goes_on_before_it_is_ended(
     assert docker.calls[-1] == f"start {struck.id}"
 
 
-def test_a_blow_that_docker_refuses_is_no_blow(docker: FakeDocker, mesh: ContainerMesh) -> None:
+def test_what_escapes_a_freeze_is_frozen_at_the_next_try(docker: FakeDocker, mesh: ContainerMesh) -> None:
+    struck = executor(mesh)
+    docker.change(struck.id, num_escapes=2)
+    struck.freeze()
+    assert docker.calls == [f"pause {struck.id}"] * 3
+
+
+def test_a_blow_that_docker_refuses_is_no_blow(
+    docker: FakeDocker, mesh: ContainerMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "_PAUSE_S", 0.1)
     docker.change(executor(mesh).id, status="exited")
-    with pytest.raises(TrialFailed, match="not running"):
+    with pytest.raises(TrialFailed, match="stands still"):
         executor(mesh).freeze()
 
 

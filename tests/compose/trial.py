@@ -1,8 +1,8 @@
 """Tries compose.yaml for real: `python -m tests.compose.trial [--build] [--max-scale N]`.
 
-Brings a mesh up, streams through the published port, scales each service, kills one container of each while a stream
-runs, and takes everything down. Prints what it saw and ends with status 0, or says what was not as it should be.
-The images must be there (`docker compose build`) unless `--build` is given.
+Brings a mesh up, streams through the published port, fetches another model, scales each service, kills one container of
+each while a stream runs, and takes everything down. Prints what it saw and ends with status 0, or says what was not as
+it should be. The images must be there (`docker compose build`) unless `--build` is given.
 """
 
 import argparse
@@ -12,14 +12,17 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import shoal
 from shared.cli.mesh.ports import free_port
 from tests.compose.docker import ROOT, Project, TrialFailed, fresh_passwords, wait_until, why_not
+from tests.tiny_models import make_tiny_model
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor", "detokenizer")
 MODEL = os.environ.get("SHOAL_MODEL", "smollm2-135m")
@@ -166,9 +169,31 @@ class Trial:
             self.project.compose("exec", "-T", name, "python", "-S", "-m", "shared.health", "--alive")
         say("every service says that it is alive")
 
+    def is_right_with_every_profile(self) -> None:
+        """Compose takes the file with each profile. It starts none: that takes other people's images, or devices."""
+        for profile in ("observability", "gpu", "tools"):
+            self.project.compose("--profile", profile, "config", "--quiet")
+        say("compose.yaml is right with every profile")
+
+    def fetches_a_model(self) -> None:
+        """`docker compose run --rm model pull SOURCE` puts one more model into the store."""
+        with tempfile.TemporaryDirectory() as folder:
+            make_tiny_model(Path(folder, "tiny"))
+            for path in Path(folder).rglob("*"):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            mount = ("--volume", f"{folder}/tiny:/from/tiny:ro")
+            self.project.compose("run", "--rm", "--no-deps", *mount, "model", "pull", "/from/tiny", "--name", "tiny")
+        names = self.project.compose("run", "--rm", "--no-deps", "shoal", "models", "--json")
+        check({"tiny", MODEL} <= {model["name"] for model in json.loads(names)}, f"the store has {names}")
+        self.project.compose("run", "--rm", "--no-deps", "shoal", "models", "--remove", "tiny")
+        say("another model was fetched into the store, and removed")
+
     def shows_metrics(self) -> None:
-        """Every container answers on the port of metrics, and says of which version it is."""
+        """Every container answers on the port of metrics, and says of which version it is; clients see none of it."""
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        said = self.project.compose("run", "--rm", "--no-deps", "shoal", "--version")
+        check(said.split()[-1] == version, f"`shoal --version` in a container says {said!r}")
+        check(self._status_of("/metrics") == 404, f"clients get {self._status_of('/metrics')} for /metrics")
         ask = (
             "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9464/metrics', timeout=10).read().decode())"
         )
@@ -199,12 +224,17 @@ class Trial:
         return sum(self.project.num_restarts(container) for container in self.project.containers(service))
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
         try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == 200
+            return self._status_of("/readyz") == 200
         except (OSError, http.client.HTTPException):
             return False
+
+    def _status_of(self, path: str) -> int:
+        """What the front answers. Raises OSError or HTTPException."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
         finally:
             connection.close()
 
@@ -223,11 +253,13 @@ def say(text: str) -> None:
 def try_everything(trial: Trial, max_scale: int) -> None:
     """The whole trial, on a mesh that is not up yet."""
     trial.images_are_small()
+    trial.is_right_with_every_profile()
     trial.up(1)
     trial.chat()
     trial.is_confined()
     trial.says_it_is_alive()
     trial.shows_metrics()
+    trial.fetches_a_model()
     trial.streams_whole()
     for service in SERVICES:  # the only one: what runs waits for it to come back
         trial.survives(service)
