@@ -2,7 +2,7 @@
 #
 # Each holds Python, the packages of its own extra of pyproject.toml and of `telemetry`, and the code of its own service
 # beside `shared`.
-# Wheels in deploy/wheels, or in the folder of `--build-context wheels=DIR`, are used before those of a package index.
+# Wheels in deploy/wheels are used before those of a package index.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG NATS_IMAGE=nats:2-alpine
