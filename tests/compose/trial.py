@@ -1,8 +1,9 @@
 """Tries compose.yaml for real: `python -m tests.compose.trial [--build] [--max-scale N]`.
 
-Brings a mesh up, streams through the published port, fetches another model, scales each service, kills one container of
-each while a stream runs, and takes everything down. Prints what it saw and ends with status 0, or says what was not as
-it should be. The images must be there (`docker compose build`) unless `--build` is given.
+Brings a mesh up, streams through the published port, fetches another model, scales each service, restarts every
+container under load, kills one of each service while a stream runs, and takes everything down. Prints what it saw and
+ends with status 0, or says what was not as it should be. The images must be there (`docker compose build`) unless
+`--build` is given.
 """
 
 import argparse
@@ -21,7 +22,9 @@ from pathlib import Path
 
 import shoal
 from shared.cli.mesh.ports import free_port
+from shared.presence import BEAT_INTERVAL_S
 from tests.compose.docker import ROOT, Project, TrialFailed, fresh_passwords, wait_until, why_not
+from tests.compose.load import Load
 from tests.tiny_models import make_tiny_model
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor", "detokenizer")
@@ -103,6 +106,23 @@ class Trial:
         say(
             f"{service} killed, of {wanted}: the stream was whole after {took_s:.1f} s, silent for {silence_s:.1f} s "
             f"at most; healthy {back_s:.1f} s later"
+        )
+
+    def restarts_without_a_break(self) -> None:
+        """Tell every container of the services to stop, and start it again, one after the other: no request fails."""
+        load, begun = Load(self._port, MODEL), time.monotonic()
+        whole = self.project.healthy()
+        with load.running():
+            for service in SERVICES:
+                for container in self.project.containers(service):
+                    load.happening = container.name
+                    self.project.docker("restart", container.id)
+                    wait_until(lambda: self.project.healthy() == whole, f"{service} is whole again", timeout_s=READY_S)
+                    time.sleep(BEAT_INTERVAL_S)  # a gateway that is new as well hears of the others within a beat
+        check(not load.failures, "a restart failed requests:\n" + "\n".join(load.failures[:12]))
+        say(
+            f"every container restarted in turn, in {time.monotonic() - begun:.0f} s: {load.num_answered} requests "
+            f"meanwhile, none of which failed; the longest took {load.longest_s:.1f} s"
         )
 
     def shrinks(self) -> None:
@@ -266,6 +286,7 @@ def try_everything(trial: Trial, max_scale: int) -> None:
     for num_each in range(2, max_scale + 1):
         trial.up(num_each)
         trial.chat()
+    trial.restarts_without_a_break()
     for service in (*SERVICES, "nats", "front"):
         trial.survives(service)
     trial.shrinks()
