@@ -223,6 +223,9 @@ def instance_name(container: Container) -> str:
 
 def _override(nats_port: int) -> dict[str, Any]:
     """What is otherwise than in compose.yaml: the settings of chaos, and a port of the broker for tests."""
-    services: dict[str, Any] = {str(service): {"environment": SETTINGS} for service in Service}
+    soon_healthy = {"interval": "2s"}  # else what has long started still counts as starting
+    services: dict[str, Any] = {
+        str(service): {"environment": SETTINGS, "healthcheck": soon_healthy} for service in Service
+    }
     services[_BROKER] = {"ports": [f"127.0.0.1:{nats_port}:4222"], "networks": ["outside"]}
     return {"services": services}
