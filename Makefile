@@ -13,7 +13,7 @@ help:
 	@echo "make up       environment, default model, embedded NATS server, the five services  [PORT=8000 ARGS=…]"
 	@echo "make test     environment, everything the tests need, the whole test suite         [ARGS=…]"
 	@echo "make bench    measure the mesh on this machine                                       [ARGS=…]"
-	@echo "make chaos    streams, while processes die at random                          [ARGS='--minutes 10', ARGS=--matrix]"
+	@echo "make chaos    streams, while processes die at random                          [ARGS='--minutes 10', --matrix, --compose]"
 	@echo "make lint     format check, lint, types, import rules"
 	@echo "make format   bring the code into the house format"
 	@echo "make install  the environment only, in $(VENV)"

@@ -62,7 +62,9 @@ class MeshConfig(Config):
     home: Path = setting(Path("~/.shoal"), "folder for models and the state of embedded meshes")
     model: str = setting("smollm2-135m", "name of the model in the store that this instance serves")
     instance_id: str = setting("", "id of this life of the process, which a supervisor gives it; by default a new one")
-    instance_name: str = setting("", "name of this instance for people; by default its id")
+    instance_name: str = setting(
+        "", "name of this instance for people; by default its id. {hostname} in it is the name of its host or container"
+    )
     log_level: str = setting("info", "least severe events to log", choices=("debug", "info", "warning", "error"))
     log_format: str = setting(
         "auto",

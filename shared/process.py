@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ C = TypeVar("C", bound=Config)
 
 EXIT_BUG = 1
 EXIT_OPERATOR = 2
+_HOSTNAME = "{hostname}"
+"""In the name of an instance: so those that share one configuration, as containers of a service do, have names."""
 _EXPORT_WITHIN_S = 1.0
 """How long a process that leaves goes on exporting spans."""
 
@@ -67,7 +70,8 @@ def run(service: Service, kind: type[C], build: Callable[[Parts[C]], Awaitable[A
     except OperatorError as error:
         sys.exit(_complain(service, error))
     instance_id = InstanceId(mesh.instance_id) if mesh.instance_id else new_instance_id(service)
-    identity = Identity(service, instance_id, mesh.instance_name or instance_id)
+    name = mesh.instance_name.replace(_HOSTNAME, socket.gethostname())
+    identity = Identity(service, instance_id, name or instance_id)
     logs.configure(name=identity.name, level=mesh.log_level, style=mesh.log_format)
     logs.log_what_nobody_catches()
     log.info("configured", extra=settings.describe(mesh) | settings.describe(config))

@@ -1,12 +1,14 @@
 """The client of a mesh: its addresses, its key, and what can be asked of it."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
 import aiohttp
 
+from shoal import trace_context
 from shoal.connection import Connection
 from shoal.gateways import Gateways
 from shoal.received import Received
@@ -83,8 +85,9 @@ class Client:
         """The answer to a conversation (`messages`) or the continuation of a `prompt`, as it comes.
 
         `token_ids`: whether deltas carry tokens. `options` are any further fields of the body that OpenAI's endpoint or
-        Shoal's takes, such as `max_tokens` or `seed`. Nothing is sent before the stream is iterated over. Raises
-        ValueError unless exactly one of `messages` and `prompt` is given, and without a model.
+        Shoal's takes, such as `max_tokens` or `seed`. Nothing is sent before the stream is iterated over. If a span of
+        OpenTelemetry is current at this call, the request belongs to it. Raises ValueError unless exactly one of
+        `messages` and `prompt` is given, and without a model.
         """
         if (messages is None) == (prompt is None):
             raise ValueError("Give either messages or prompt.")
@@ -93,9 +96,8 @@ class Client:
             raise ValueError("Give a model, here or to the client.")
         what = {"messages": list(messages)} if messages is not None else {"prompt": prompt}
         body = {"model": name, **what, **options}
-        return self._open(
-            create={"type": "request.create", "id": NAME, "body": body, "token_ids": token_ids}, received=Received()
-        )
+        create = {"type": "request.create", "id": NAME, "body": body, "token_ids": token_ids}
+        return self._open(create=create | trace_context.current(), received=Received())
 
     async def generate(
         self,
@@ -127,11 +129,12 @@ class Client:
             return stream.result
 
     def _open(self, **what: Any) -> Stream:
-        stream = Stream(self._connect, self._gateways, self._patience, **what)
+        connect = partial(self._connect, trace_context.current())
+        stream = Stream(connect, self._gateways, self._patience, **what)
         self._streams.add(stream)
         return stream
 
-    async def _connect(self, address: str) -> Connection:
+    async def _connect(self, headers: Mapping[str, str], address: str) -> Connection:
         if self._is_closed:
             raise RuntimeError("The client is closed.")
         if self._http is None:
@@ -141,5 +144,5 @@ class Client:
                 headers=self._headers,
             )
         return await Connection.open(
-            self._http, address, timeout_s=self._connect_timeout_s, heartbeat_s=self._heartbeat_s
+            self._http, address, headers, timeout_s=self._connect_timeout_s, heartbeat_s=self._heartbeat_s
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -35,13 +36,22 @@ class Connection:
 
     @staticmethod
     async def open(
-        session: aiohttp.ClientSession, address: str, *, timeout_s: float, heartbeat_s: float
+        session: aiohttp.ClientSession,
+        address: str,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+        heartbeat_s: float,
     ) -> "Connection":
-        """Connect. Raises ConnectionLost, or ShoalError if the gateway answers that it does not want to."""
+        """Connect, and say `headers` beside the session's own.
+
+        Raises ConnectionLost, or ShoalError if the gateway answers that it does not want to.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 socket = await session.ws_connect(
                     f"{address}/v1/stream",
+                    headers=headers,
                     protocols=(_SUBPROTOCOL,),
                     heartbeat=heartbeat_s,
                     max_msg_size=_MAX_FRAME_BYTES,

@@ -52,7 +52,7 @@ def group() -> None:
 def main() -> NoReturn:
     """Run a subcommand; an operator's error is one plain sentence, not a traceback."""
     try:
-        group(standalone_mode=True)
+        group(prog_name="shoal", standalone_mode=True)  # also where it is run as a module, as in its image
     except OperatorError as error:
         click.echo(f"shoal: {error}", err=True)
         _leave(2)

@@ -1,4 +1,5 @@
-"""Chaos for as long as asked: `make chaos ARGS="--minutes 10"`. Streams run, and processes die, at random.
+"""Chaos for as long as asked: `make chaos ARGS="--minutes 10"`. Streams run, and processes die, at random; with
+--compose containers do, of the mesh in compose.yaml.
 
 Waves of streams follow one another; in each, services and the broker are hit at random moments, one after the other:
 the next when the mesh is whole again, or at any time with --overlap. Then whole logs may die with everybody who had
@@ -21,12 +22,15 @@ from pathlib import Path
 
 from shared.ids import Service
 from tests.chaos.beats import Beats
+from tests.chaos.containers import ContainerMesh
 from tests.chaos.faults import Blow, Fault, every_fault, strike
 from tests.chaos.mesh import ChaosMesh
 from tests.chaos.model_home import make_home
 from tests.chaos.progress import Progress, Record
+from tests.chaos.protocol import Mesh
 from tests.chaos.runs import Run, run_disturbed, run_with_fault, undisturbed_run
 from tests.chaos.workload import StreamSpec, make_streams
+from tests.compose.docker import why_not
 
 _MAX_BLOWS = 3
 """In one wave."""
@@ -77,7 +81,7 @@ class RandomBlows:
         self._totals = totals
         self._overlap = overlap
 
-    async def __call__(self, mesh: ChaosMesh, beats: Beats, progress: Progress) -> None:
+    async def __call__(self, mesh: Mesh, beats: Beats, progress: Progress) -> None:
         """Strike while there is something to disturb."""
         async with asyncio.TaskGroup() as tasks:
             for share in sorted(self._draw.uniform(0, 0.9) for _ in range(self._draw.randint(1, _MAX_BLOWS))):
@@ -91,7 +95,7 @@ class RandomBlows:
                     await striking
                     await _until_whole(beats, progress)
 
-    async def _strike(self, mesh: ChaosMesh, beats: Beats, service: Service | None, blow: Blow) -> None:
+    async def _strike(self, mesh: Mesh, beats: Beats, service: Service | None, blow: Blow) -> None:
         name = await strike(mesh, beats, service, blow)
         self._totals.blows[f"{service or 'broker'} {blow}"] += 1
         print(f"    {blow} {name}", flush=True)
@@ -111,7 +115,7 @@ def _say(number: int, what: str, run: Run) -> None:
 
 
 async def _random_waves(
-    mesh: ChaosMesh,
+    mesh: Mesh,
     specs: Sequence[StreamSpec],
     undisturbed: Sequence[Record],
     *,
@@ -130,7 +134,7 @@ async def _random_waves(
 
 
 async def _each_fault(
-    mesh: ChaosMesh, specs: Sequence[StreamSpec], undisturbed: Sequence[Record], faults: Sequence[Fault]
+    mesh: Mesh, specs: Sequence[StreamSpec], undisturbed: Sequence[Record], faults: Sequence[Fault]
 ) -> Totals:
     totals = Totals()
     for number, fault in enumerate(faults, start=1):
@@ -141,8 +145,8 @@ async def _each_fault(
     return totals
 
 
-async def _run(options: argparse.Namespace, mesh: ChaosMesh) -> Totals:
-    specs = make_streams(options.seed, options.streams)
+async def _run(options: argparse.Namespace, mesh: Mesh) -> Totals:
+    specs = make_streams(options.seed, options.streams, num_gateways=len(mesh.urls))
     undisturbed = await undisturbed_run(mesh, specs)
     if options.matrix:
         faults = [fault for fault in every_fault() if options.only in str(fault)]
@@ -164,14 +168,20 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32, help="in each wave")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
+    parser.add_argument(
+        "--compose", action="store_true", help="strike containers, clients behind the front; the images must be there"
+    )
     options = parser.parse_args()
+    if options.compose and (reason := why_not()) is not None:
+        print(f"chaos in containers was NOT tried: {reason}")
+        return 1
     logging.getLogger().addHandler(logging.NullHandler())  # that the broker is away is no news here
     with tempfile.TemporaryDirectory(prefix="shoal-chaos-") as temporary:
         logs = options.logs or Path(temporary) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        mesh = ChaosMesh(logs, make_home(Path(temporary) / "home"))
-        mesh.start()
+        mesh: Mesh = (ContainerMesh if options.compose else ChaosMesh)(logs, make_home(Path(temporary) / "home"))
         try:
+            mesh.start()
             totals = asyncio.run(_run(options, mesh))
         finally:
             mesh.stop()

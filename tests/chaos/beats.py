@@ -39,10 +39,10 @@ class Beats:
         """The instances that live."""
         return [row for row in self.view.snapshot().instances if row.state == "up"]
 
-    def busiest(self, service: Service) -> str:
-        """The name of the instance of a service that has most to do."""
+    def busiest(self, service: Service) -> str | None:
+        """The name of the instance of a service that has most to do, if any lives."""
         rows = [row for row in self.up() if row.service is service]
-        return max(rows, key=_load).name if rows else f"{service}-1"
+        return max(rows, key=_load).name if rows else None
 
     def is_whole(self) -> bool:
         """Whether every instance is up and a request would be served."""

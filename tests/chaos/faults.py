@@ -1,14 +1,13 @@
-"""What is done to a mesh: a process is killed, frozen for a while, or told to stop; or the broker is restarted."""
+"""What is done to a mesh: an instance is killed, frozen for a while, or told to stop; or the broker is restarted."""
 
 import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from shared.ids import Service
-from tests.chaos.beats import Beats
-from tests.chaos.mesh import ChaosMesh, Instance
 from tests.chaos.progress import Moment
+from tests.chaos.protocol import Instance, Mesh
 
 FROZEN_S: Final = 4.0
 """Longer than it takes to count as dead, shorter than a supervisor's patience."""
@@ -39,17 +38,26 @@ class Fault:
         return f"{who}-{self.blow}-{self.moment}"
 
 
-async def strike(mesh: ChaosMesh, beats: Beats, service: Service | None, blow: Blow) -> str:
+class Listener(Protocol):
+    """Whoever hears the mesh's beats."""
+
+    def busiest(self, service: Service) -> str | None:
+        """The name of the instance of a service that has most to do, if any lives."""
+        ...
+
+
+async def strike(mesh: Mesh, beats: Listener, service: Service | None, blow: Blow) -> str:
     """Hit the busiest instance of a service, or the broker; its name. Returns once a frozen one goes on."""
     if service is None:
         await mesh.restart_broker(BROKER_AWAY_S)
         return "broker"
-    instance = mesh.named(beats.busiest(service))
+    name = beats.busiest(service)
+    instance = mesh.named(name) if name is not None else mesh.of(service)[0]
     await _hit(instance, blow)
     return instance.name
 
 
-async def strike_all(mesh: ChaosMesh, service: Service, blow: Blow) -> None:
+async def strike_all(mesh: Mesh, service: Service, blow: Blow) -> None:
     """Hit every instance of a service at once. Returns once frozen ones go on."""
     await asyncio.gather(*(_hit(instance, blow) for instance in mesh.of(service)))
 
@@ -57,15 +65,15 @@ async def strike_all(mesh: ChaosMesh, service: Service, blow: Blow) -> None:
 async def _hit(instance: Instance, blow: Blow) -> None:
     match blow:
         case Blow.KILL:
-            instance.kill()
+            await asyncio.to_thread(instance.kill)
         case Blow.TERMINATE:
-            instance.terminate()
+            await asyncio.to_thread(instance.terminate)
         case Blow.FREEZE:
-            instance.freeze()
+            await asyncio.to_thread(instance.freeze)
             try:
                 await asyncio.sleep(FROZEN_S)
             finally:
-                instance.thaw()
+                await asyncio.to_thread(instance.thaw)
 
 
 def every_fault() -> list[Fault]:

@@ -117,6 +117,7 @@ class ChaosMesh:
     def __init__(self, folder: Path, home: Path) -> None:
         """`home` is a store with the model; `folder` gets the logs and the broker's files."""
         self.broker = NatsServer(folder)
+        self.nats_url = self.broker.url
         self.urls: list[str] = []
         """Of the gateways."""
         self.instances: list[Instance] = []

@@ -14,8 +14,8 @@ from tests.chaos.endpoints import Turns, new_session
 from tests.chaos.faults import Fault, strike, strike_all
 from tests.chaos.history import Connected, Ending, Piece, broken_rules, differences
 from tests.chaos.http_client import HttpClient
-from tests.chaos.mesh import ChaosMesh
 from tests.chaos.progress import Progress, Record
+from tests.chaos.protocol import Mesh
 from tests.chaos.stalls import TOO_LONG_S, watching_for_stalls
 from tests.chaos.websocket_client import SocketClient
 from tests.chaos.workload import Protocol, StreamSpec
@@ -27,7 +27,7 @@ READY_WITHIN_S: Final = 120.0
 _STREAMS_PER_SOCKET: Final = 4
 _MAX_SHOWN: Final = 12
 
-Disturb = Callable[[ChaosMesh, Beats, Progress], Coroutine[None, None, None]]
+Disturb = Callable[[Mesh, Beats, Progress], Coroutine[None, None, None]]
 
 
 @dataclass(slots=True)
@@ -72,15 +72,15 @@ def num_chars(records: Sequence[Record]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def watched(mesh: ChaosMesh) -> AsyncIterator[Beats]:
+async def watched(mesh: Mesh) -> AsyncIterator[Beats]:
     """A mesh that is whole, supervised and listened to."""
-    async with mesh.supervised(), hearing(mesh.broker.url) as beats:
+    async with mesh.supervised(), hearing(mesh.nats_url) as beats:
         left = await beats.until_clean(READY_WITHIN_S)
         assert not left, f"the mesh is not whole to begin with: {left}; {mesh.died}"
         yield beats
 
 
-async def undisturbed_run(mesh: ChaosMesh, specs: Sequence[StreamSpec]) -> Sequence[Record]:
+async def undisturbed_run(mesh: Mesh, specs: Sequence[StreamSpec]) -> Sequence[Record]:
     """What the streams say when nothing happens to them."""
     async with watched(mesh) as beats:
         run = await _run(mesh, beats, specs, None, None)
@@ -88,12 +88,10 @@ async def undisturbed_run(mesh: ChaosMesh, specs: Sequence[StreamSpec]) -> Seque
     return run.records
 
 
-async def run_with_fault(
-    mesh: ChaosMesh, specs: Sequence[StreamSpec], undisturbed: Sequence[Record], fault: Fault
-) -> Run:
+async def run_with_fault(mesh: Mesh, specs: Sequence[StreamSpec], undisturbed: Sequence[Record], fault: Fault) -> Run:
     """The same streams, and a fault at its moment."""
 
-    async def disturb(mesh: ChaosMesh, beats: Beats, progress: Progress) -> None:
+    async def disturb(mesh: Mesh, beats: Beats, progress: Progress) -> None:
         await progress.until(fault.moment)
         if fault.hits_all and fault.service is not None:
             await strike_all(mesh, fault.service, fault.blow)
@@ -104,7 +102,7 @@ async def run_with_fault(
 
 
 async def run_disturbed(
-    mesh: ChaosMesh, specs: Sequence[StreamSpec], undisturbed: Sequence[Record], disturb: Disturb
+    mesh: Mesh, specs: Sequence[StreamSpec], undisturbed: Sequence[Record], disturb: Disturb
 ) -> Run:
     """The same streams, and whatever `disturb` does meanwhile."""
     async with watched(mesh) as beats, watching_for_stalls() as watch:
@@ -114,7 +112,7 @@ async def run_disturbed(
 
 
 async def _run(
-    mesh: ChaosMesh,
+    mesh: Mesh,
     beats: Beats,
     specs: Sequence[StreamSpec],
     undisturbed: Sequence[Record] | None,
@@ -138,7 +136,7 @@ async def _run(
     left = await beats.until_clean(CLEAN_WITHIN_S)
     run.problems += [f"left over: {what}" for what in left]
     if left:
-        mesh.renew()  # the next run is not to be judged by what this one left
+        await asyncio.to_thread(mesh.renew)  # the next run is not to be judged by what this one left
         await beats.until_clean(READY_WITHIN_S)
     run.problems += mesh.died
     mesh.died.clear()

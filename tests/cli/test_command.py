@@ -1,5 +1,6 @@
-"""The entry of `shoal`: what it says when an extra is not installed."""
+"""The entry of `shoal`: what it calls itself, and what it says when an extra is not installed."""
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,9 @@ def test_a_module_of_our_own_that_is_missing_is_a_bug(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def test_it_is_shoal_also_where_it_is_run_as_a_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shared.cli", "--version"]
+    done = subprocess.run(command, env=environ(tmp_path), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"shoal, version {importlib.metadata.version('shoal')}\n")

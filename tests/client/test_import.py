@@ -7,10 +7,11 @@ _CODE = """
 import sys
 
 MISSING = ("msgspec", "nats", "torch", "numpy", "tokenizers", "jinja2", "click", "rich", "psutil", "shared", "services")
+MISSING += ("opentelemetry",)
 for name in MISSING:
     sys.modules[name] = None  # importing it raises ImportError
 import shoal
-shoal.Client("http://127.0.0.1:8000")
+shoal.Client("http://127.0.0.1:8000").stream(model="m", prompt="Once")
 """
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,14 @@ def why_not() -> str | None:
     return None
 
 
+def fresh_passwords() -> dict[str, str]:
+    """Those of the broker's users, as an operator would have them in `.env`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "passwords")
+        subprocess.run(["sh", ROOT / "deploy/passwords.sh", file], check=True)
+        return dict(line.split("=", 1) for line in file.read_text().splitlines())
+
+
 def wait_until(is_so: Callable[[], bool], what: str, *, timeout_s: float = 60.0) -> float:
     """Ask four times a second; the seconds it took. Raises TrialFailed."""
     begun = time.monotonic()
@@ -45,6 +54,7 @@ def wait_until(is_so: Callable[[], bool], what: str, *, timeout_s: float = 60.0)
 class Container:
     """One container of the project."""
 
+    id: str
     name: str
     service: str
     is_running: bool
@@ -52,23 +62,39 @@ class Container:
 
 
 class Project:
-    """One Compose project, from the compose.yaml of this checkout."""
+    """One Compose project, from the compose.yaml of this checkout, and what `override` adds to it or says otherwise."""
 
-    def __init__(self, name: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, name: str, environ: Mapping[str, str], *, override: Path | None = None) -> None:
+        files = [ROOT / "compose.yaml", *([override] if override else [])]
         self._compose = ["docker", "compose", "--project-name", name, "--project-directory", str(ROOT)]
+        self._compose += [word for file in files for word in ("--file", str(file))]
         self._environ = dict(environ)
 
     def compose(self, *arguments: str, timeout_s: float = 600.0) -> str:
         """The standard output of `docker compose ARGUMENTS`. Raises TrialFailed with what it said if it fails."""
         return self._run([*self._compose, *arguments], timeout_s)
 
-    def docker(self, *arguments: str) -> str:
-        """The standard output of `docker ARGUMENTS`. Raises TrialFailed with what it said if it fails."""
-        return self._run(["docker", *arguments], 60.0)
+    def docker(self, *arguments: str, may_fail: bool = False) -> str:
+        """The standard output of `docker ARGUMENTS`. Raises TrialFailed with what it said if it fails and may not."""
+        return self._run(["docker", *arguments], 60.0, may_fail=may_fail)
+
+    def inspect(self, *container_ids: str) -> list[dict[str, Any]]:
+        """All that Docker knows of these containers."""
+        found: list[dict[str, Any]] = json.loads(self.docker("inspect", *container_ids))
+        return found
+
+    def last_lines(self, container_id: str, count: int) -> list[str]:
+        """What a container has written last, of either stream."""
+        logs = ["docker", "logs", "--tail", str(count), container_id]
+        done = subprocess.run(
+            logs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._environ, check=False
+        )
+        return done.stdout.splitlines()
 
     def containers(self, service: str | None = None) -> list[Container]:
         """All of them, also those that have ended."""
-        lines = self.compose("ps", "--all", "--format", "json", *([service] if service else [])).splitlines()
+        rows = ["ps", "--all", "--no-trunc", "--format", "json", *([service] if service else [])]
+        lines = self.compose(*rows).splitlines()
         return [_container(json.loads(line)) for line in lines if line]
 
     def healthy(self) -> Counter[str]:
@@ -97,4 +123,4 @@ class Project:
 
 
 def _container(row: Mapping[str, Any]) -> Container:
-    return Container(row["Name"], row["Service"], row["State"] == "running", row["Health"] == "healthy")
+    return Container(row["ID"], row["Name"], row["Service"], row["State"] == "running", row["Health"] == "healthy")

@@ -1,8 +1,9 @@
 """Tries compose.yaml for real: `python -m tests.compose.trial [--build] [--max-scale N]`.
 
-Brings a mesh up, streams through the published port, scales each service, kills one container of each while a stream
-runs, and takes everything down. Prints what it saw and ends with status 0, or says what was not as it should be.
-The images must be there (`docker compose build`) unless `--build` is given.
+Brings a mesh up, streams through the published port, fetches another model, scales each service, restarts every
+container under load, kills one of each service while a stream runs, and takes everything down. Prints what it saw and
+ends with status 0, or says what was not as it should be. The images must be there (`docker compose build`) unless
+`--build` is given.
 """
 
 import argparse
@@ -11,7 +12,6 @@ import http.client
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +22,10 @@ from pathlib import Path
 
 import shoal
 from shared.cli.mesh.ports import free_port
-from tests.compose.docker import ROOT, Project, TrialFailed, wait_until, why_not
+from shared.presence import BEAT_INTERVAL_S
+from tests.compose.docker import ROOT, Project, TrialFailed, fresh_passwords, wait_until, why_not
+from tests.compose.load import Load
+from tests.tiny_models import make_tiny_model
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor", "detokenizer")
 MODEL = os.environ.get("SHOAL_MODEL", "smollm2-135m")
@@ -105,6 +108,23 @@ class Trial:
             f"at most; healthy {back_s:.1f} s later"
         )
 
+    def restarts_without_a_break(self) -> None:
+        """Tell every container of the services to stop, and start it again, one after the other: no request fails."""
+        load, begun = Load(self._port, MODEL), time.monotonic()
+        whole = self.project.healthy()
+        with load.running():
+            for service in SERVICES:
+                for container in self.project.containers(service):
+                    load.happening = container.name
+                    self.project.docker("restart", container.id)
+                    wait_until(lambda: self.project.healthy() == whole, f"{service} is whole again", timeout_s=READY_S)
+                    time.sleep(BEAT_INTERVAL_S)  # a gateway that is new as well hears of the others within a beat
+        check(not load.failures, "a restart failed requests:\n" + "\n".join(load.failures[:12]))
+        say(
+            f"every container restarted in turn, in {time.monotonic() - begun:.0f} s: {load.num_answered} requests "
+            f"meanwhile, none of which failed; the longest took {load.longest_s:.1f} s"
+        )
+
     def shrinks(self) -> None:
         """Go back to one of each service under a stream: those that leave drain, and the text stays the same."""
         begun = time.monotonic()
@@ -169,9 +189,31 @@ class Trial:
             self.project.compose("exec", "-T", name, "python", "-S", "-m", "shared.health", "--alive")
         say("every service says that it is alive")
 
+    def is_right_with_every_profile(self) -> None:
+        """Compose takes the file with each profile. It starts none: that takes other people's images, or devices."""
+        for profile in ("observability", "gpu", "tools"):
+            self.project.compose("--profile", profile, "config", "--quiet")
+        say("compose.yaml is right with every profile")
+
+    def fetches_a_model(self) -> None:
+        """`docker compose run --rm model pull SOURCE` puts one more model into the store."""
+        with tempfile.TemporaryDirectory() as folder:
+            make_tiny_model(Path(folder, "tiny"))
+            for path in Path(folder).rglob("*"):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            mount = ("--volume", f"{folder}/tiny:/from/tiny:ro")
+            self.project.compose("run", "--rm", "--no-deps", *mount, "model", "pull", "/from/tiny", "--name", "tiny")
+        names = self.project.compose("run", "--rm", "--no-deps", "shoal", "models", "--json")
+        check({"tiny", MODEL} <= {model["name"] for model in json.loads(names)}, f"the store has {names}")
+        self.project.compose("run", "--rm", "--no-deps", "shoal", "models", "--remove", "tiny")
+        say("another model was fetched into the store, and removed")
+
     def shows_metrics(self) -> None:
-        """Every container answers on the port of metrics, and says of which version it is."""
+        """Every container answers on the port of metrics, and says of which version it is; clients see none of it."""
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        said = self.project.compose("run", "--rm", "--no-deps", "shoal", "--version")
+        check(said.split()[-1] == version, f"`shoal --version` in a container says {said!r}")
+        check(self._status_of("/metrics") == 404, f"clients get {self._status_of('/metrics')} for /metrics")
         ask = (
             "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9464/metrics', timeout=10).read().decode())"
         )
@@ -202,12 +244,17 @@ class Trial:
         return sum(self.project.num_restarts(container) for container in self.project.containers(service))
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
         try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == 200
+            return self._status_of("/readyz") == 200
         except (OSError, http.client.HTTPException):
             return False
+
+    def _status_of(self, path: str) -> int:
+        """What the front answers. Raises OSError or HTTPException."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
         finally:
             connection.close()
 
@@ -226,29 +273,24 @@ def say(text: str) -> None:
 def try_everything(trial: Trial, max_scale: int) -> None:
     """The whole trial, on a mesh that is not up yet."""
     trial.images_are_small()
+    trial.is_right_with_every_profile()
     trial.up(1)
     trial.chat()
     trial.is_confined()
     trial.says_it_is_alive()
     trial.shows_metrics()
+    trial.fetches_a_model()
     trial.streams_whole()
     for service in SERVICES:  # the only one: what runs waits for it to come back
         trial.survives(service)
     for num_each in range(2, max_scale + 1):
         trial.up(num_each)
         trial.chat()
+    trial.restarts_without_a_break()
     for service in (*SERVICES, "nats", "front"):
         trial.survives(service)
     trial.shrinks()
     trial.says_no_more_than_it_may()
-
-
-def _passwords() -> dict[str, str]:
-    """Fresh ones, as an operator would have them in `.env`."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "passwords")
-        subprocess.run(["sh", ROOT / "deploy/passwords.sh", file], check=True)
-        return dict(line.split("=", 1) for line in file.read_text().splitlines())
 
 
 def main() -> int:
@@ -261,7 +303,7 @@ def main() -> int:
         say(f"NOT TRIED: {reason}")
         return 1
     port = free_port()
-    environ = dict(os.environ) | _passwords()
+    environ = dict(os.environ) | fresh_passwords()
     environ["SHOAL_PUBLISH"] = f"127.0.0.1:{port}"
     project = Project(f"shoal-trial-{os.getpid()}", environ)
     try:

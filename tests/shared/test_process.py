@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -94,6 +95,13 @@ async def test_a_supervisor_may_say_what_its_id_is(spawn: Spawn, nats_url: str) 
     await spawn(SHOAL_INSTANCE_NAME=name, SHOAL_INSTANCE_ID=given)
     async with _peer(nats_url) as peer:
         assert await _instance(peer, name) == given
+
+
+async def test_an_instance_may_be_named_after_its_host(spawn: Spawn, nats_url: str) -> None:
+    prefix = uuid.uuid4().hex
+    await spawn(SHOAL_INSTANCE_NAME=f"{prefix}-{{hostname}}")
+    async with _peer(nats_url) as peer:
+        assert await _instance(peer, f"{prefix}-{socket.gethostname()}")
 
 
 async def test_an_id_that_is_none_is_refused_in_one_sentence(spawn: Spawn) -> None:
