@@ -9,7 +9,7 @@ Owns the beginning and the end of a connection. Which server is next, and what i
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
@@ -17,6 +17,8 @@ from nats.errors import Error, FlushTimeoutError, StaleConnectionError, Unexpect
 
 _GIVEN_UP_WITHIN_S = 0.5
 """What is cancelled gets so long to clean up."""
+_MAX_UNFLUSHED_BYTES = 32 << 20
+"""Whoever publishes more than the server takes waits, for no longer than a connection may take to be made."""
 _PERMISSIONS = "permissions violation"
 """What the server says of one subject; everything else that it complains of ends the connection."""
 
@@ -44,7 +46,6 @@ class Connection(Client):
         name: str,
         answers_under: str,
         ping_interval_s: float,
-        max_unsent_bytes: int,
         on_error: Callable[[Exception], Awaitable[None]],
     ) -> Self:
         """Connect to a server. `on_error` hears of what goes wrong later and does not end the connection.
@@ -66,7 +67,7 @@ class Connection(Client):
                 connect_timeout=within_s,  # type: ignore[arg-type]  # passed to asyncio.wait_for; of each of its steps
                 ping_interval=ping_interval_s,  # type: ignore[arg-type]  # passed to asyncio.sleep
                 max_outstanding_pings=2,
-                pending_size=max_unsent_bytes,
+                pending_size=_MAX_UNFLUSHED_BYTES,
                 flush_timeout=within_s,
                 error_cb=report,
             )
@@ -80,8 +81,7 @@ class Connection(Client):
             if not connection.is_connected:
                 raise UnexpectedEOF
         except BaseException:
-            connecting.cancel()
-            await asyncio.wait({connecting}, timeout=_GIVEN_UP_WITHIN_S)
+            await _give_up(connecting)
             await connection.end()
             raise
         return connection
@@ -98,9 +98,7 @@ class Connection(Client):
                 raise FlushTimeoutError
             await asking
         finally:
-            for task in (asking, losing):
-                task.cancel()
-            await asyncio.wait({asking, losing}, timeout=_GIVEN_UP_WITHIN_S)
+            await _give_up(asking, losing)
 
     async def end(self) -> None:
         """Leave at once. What the server has not taken is lost; call `settle` before where that matters."""
@@ -136,3 +134,12 @@ class Connection(Client):
             await self._process_op_err(StaleConnectionError())
         else:
             await self._process_op_err(Refused(f"nats: {err_msg}"))
+
+
+async def _give_up(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks, timeout=_GIVEN_UP_WITHIN_S)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # or asyncio complains that nobody asked

@@ -11,14 +11,15 @@ from shared.transport.nats import NatsTransport
 from tests.shared.transport.fake_broker import FakeBroker, Manner
 from tests.shared.transport.receiver import PATIENCE_S, Receiver, settle
 
+PING_INTERVAL_S = 0.2
 BAD_MANNERS = [manner for manner in Manner if manner is not Manner.GOOD]
 
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds in earnest takes tenths here."""
-    monkeypatch.setattr("shared.transport.nats._PING_INTERVAL_S", 0.2)
-    monkeypatch.setattr("shared.transport.nats._CONNECT_WITHIN_S", 0.5, raising=False)
+    monkeypatch.setattr("shared.transport.nats._PING_INTERVAL_S", PING_INTERVAL_S)
+    monkeypatch.setattr("shared.transport.nats._CONNECT_WITHIN_S", 0.5)
 
 
 @pytest.fixture
@@ -59,6 +60,17 @@ async def test_reconnecting_outlasts_a_broker_that_hangs(broker: FakeBroker, man
     await until_back(transport, told)
     await transport.publish("orders", b"hello")
     assert await receiver.wait_for(1) == [b"hello"]
+    await transport.close()
+
+
+async def test_a_broker_that_freezes_counts_as_gone_when_the_third_ping_is_due(broker: FakeBroker) -> None:
+    transport = NatsTransport(broker.url, name="test")
+    await transport.connect()
+    await settle(transport)
+    broker.freeze()
+    began = time.monotonic()
+    await broker.until_connections(2)
+    assert 2 * PING_INTERVAL_S < time.monotonic() - began < 3 * PING_INTERVAL_S + 1.0, "1 s for a busy machine"
     await transport.close()
 
 
