@@ -5,6 +5,9 @@ the next when the mesh is whole again, or at any time with --overlap. Then whole
 them, so that a stream may end with an error; that counts as lost, and is never silent.
 Every stream is compared with an undisturbed run of the same request. The exit status is 1 if anything was lost, doubled
 or left behind. A seed gives the same blows again, though not at the same instants.
+
+With --soak nothing is hit, or with --kills a process a minute, and memory is watched: the exit status is 1 also if a
+process takes ever more of it.
 """
 
 import argparse
@@ -26,6 +29,8 @@ from tests.chaos.mesh import ChaosMesh
 from tests.chaos.model_home import make_home
 from tests.chaos.progress import Progress, Record
 from tests.chaos.runs import Run, run_disturbed, run_with_fault, undisturbed_run
+from tests.chaos.soak import SETTINGS as SOAK_SETTINGS
+from tests.chaos.soak import soak
 from tests.chaos.workload import StreamSpec, make_streams
 
 _MAX_BLOWS = 3
@@ -152,6 +157,22 @@ async def _run(options: argparse.Namespace, mesh: ChaosMesh) -> Totals:
     )
 
 
+def _soak(options: argparse.Namespace, mesh: ChaosMesh) -> bool:
+    """Whether nothing was wrong; says what."""
+    soaked = asyncio.run(
+        soak(mesh, minutes=options.soak, seed=options.seed, num_streams=options.streams, kills=options.kills)
+    )
+    print(soaked.show())
+    return soaked.is_good
+
+
+def _disturb(options: argparse.Namespace, mesh: ChaosMesh) -> bool:
+    """Whether nothing was wrong; says what."""
+    totals = asyncio.run(_run(options, mesh))
+    print(totals.show())
+    return totals.num_problems == 0
+
+
 def main() -> int:
     """Run what the command line asks for; the exit status."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__, allow_abbrev=False)
@@ -161,22 +182,26 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="of the matrix, what has this in its name, such as scheduler-SIGKILL"
     )
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: no blows, and memory is watched")
+    parser.add_argument("--kills", action="store_true", help="with --soak: kill a process every minute")
     parser.add_argument("--streams", type=int, default=32, help="in each wave")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
     options = parser.parse_args()
+    if options.kills and options.soak is None:
+        parser.error("--kills goes with --soak")
     logging.getLogger().addHandler(logging.NullHandler())  # that the broker is away is no news here
     with tempfile.TemporaryDirectory(prefix="shoal-chaos-") as temporary:
         logs = options.logs or Path(temporary) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        mesh = ChaosMesh(logs, make_home(Path(temporary) / "home"))
+        settings = {} if options.soak is None else SOAK_SETTINGS
+        mesh = ChaosMesh(logs, make_home(Path(temporary) / "home"), settings)
         mesh.start()
         try:
-            totals = asyncio.run(_run(options, mesh))
+            is_good = _disturb(options, mesh) if options.soak is None else _soak(options, mesh)
         finally:
             mesh.stop()
-    print(totals.show())
-    return 1 if totals.num_problems else 0
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

@@ -131,8 +131,9 @@ class Instance:
 class ChaosMesh:
     """The broker and the services."""
 
-    def __init__(self, folder: Path, home: Path) -> None:
-        """`home` is a store with the model; `folder` gets the logs and the broker's files."""
+    def __init__(self, folder: Path, home: Path, settings: Mapping[str, str] | None = None) -> None:
+        """`home` is a store with the model; `folder` gets the logs and the broker's files; `settings` are in addition
+        to those of every chaos mesh."""
         self.broker = NatsServer(folder)
         self.urls: list[str] = []
         """Of the gateways."""
@@ -141,7 +142,7 @@ class ChaosMesh:
         """Ends that nobody brought about."""
         for service in reversed(Service):  # what is slow to start first
             for number in range(1, NUM_EACH + 1):
-                environ = self._environ(service, number, home)
+                environ = self._environ(service, number, home) | dict(settings or {})
                 self.instances.append(Instance(service, number, environ, folder / f"{service}-{number}.log"))
 
     def of(self, service: Service) -> list[Instance]:
