@@ -23,8 +23,8 @@ from tests.chaos.progress import Moment, Progress
 from tests.chaos.runs import run_wave, watched
 from tests.chaos.workload import make_streams
 
-SETTINGS: Final = {"SHOAL_TRACE_STORE_REQUESTS": "50"}
-"""What is kept of the latest requests is full within the first minute, not the first hour."""
+SETTINGS: Final = {"SHOAL_TRACE_STORE_REQUESTS": "50", "SHOAL_SCHEDULER_RETAIN_S": "20"}
+"""What is kept of the latest requests is full within the first minute, not after five or more."""
 SAMPLE_INTERVAL_S: Final = 2.0
 KILL_INTERVAL_S: Final = 60.0
 
