@@ -82,6 +82,36 @@ class _Subscription:
             log.exception("a handler failed", extra={"subject": message.subject})
 
 
+class _Unsent:
+    """What was published while there is no server, in order."""
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[str, bytes, Mapping[str, str] | None]] = deque()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        """Keep one for later. Raises Disconnected if too much waits already."""
+        size = len(subject) + num_bytes(payload, headers)
+        if self._num_bytes + size > _MAX_UNSENT_BYTES:
+            raise Disconnected(f"cannot send to {subject}: NATS is away, and too much waits for it already")
+        self._num_bytes += size
+        self._messages.append((subject, payload, headers))
+
+    def pop(self) -> tuple[str, bytes, Mapping[str, str] | None]:
+        """The oldest one, which is kept no longer."""
+        subject, payload, headers = self._messages.popleft()
+        self._num_bytes -= len(subject) + num_bytes(payload, headers)
+        return subject, payload, headers
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._messages.clear()
+        self._num_bytes = 0
+
+
 class NatsTransport:
     """A connection to a NATS server or cluster that is made again for ever. Owns what outlives each `Connection`."""
 
@@ -99,8 +129,7 @@ class NatsTransport:
         """Between `connect` and `close`, whether there is a server or not."""
         self._keeping: asyncio.Task[None] | None = None
         self._refused_wait_s = _RECONNECT_WAIT_S
-        self._unsent: deque[tuple[str, bytes, Mapping[str, str] | None]] = deque()
-        self._num_unsent_bytes = 0
+        self._unsent = _Unsent()
         self._num_dropped = 0
         self.traffic = Traffic()
         self._subscriptions: list[_Subscription] = []
@@ -160,8 +189,10 @@ class NatsTransport:
             raise PayloadTooLarge(subject, size, self.max_payload)
         if self._connection.is_connected:
             await self._send(self._connection, subject, payload, headers)
+        elif self._is_open:
+            self._unsent.add(subject, payload, headers)
         else:
-            self._keep_for_later(subject, payload, headers)
+            raise Disconnected(f"cannot send to {subject}: there is no connection to NATS")
         self.traffic.sent(payload)
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> _Subscription:
@@ -169,7 +200,11 @@ class NatsTransport:
         subscription = _Subscription(self, subject, queue, handler)
         self._subscriptions.append(subscription)
         if self._connection.is_connected:
-            await subscription.tell(self._connection)
+            try:
+                await subscription.tell(self._connection)
+            except nats.errors.Error:
+                self.forget(subscription)  # or no later connection could be told everything
+                raise
         return subscription
 
     def forget(self, subscription: _Subscription) -> None:
@@ -221,7 +256,7 @@ class NatsTransport:
                     self._connection = await self._open(server)
                 except Refused as error:
                     await self._wait_after_refusal(error)
-                except (nats.errors.Error, OSError, ValueError) as error:
+                except (nats.errors.Error, Disconnected, OSError, ValueError) as error:
                     self._say_unreachable(_described(error))
                 else:
                     self._troubles.clear()
@@ -259,9 +294,7 @@ class NatsTransport:
             if connection.trouble is not None:
                 raise connection.trouble
             if self._unsent:
-                subject, payload, headers = self._unsent.popleft()
-                self._num_unsent_bytes -= len(subject) + num_bytes(payload, headers)
-                await self._send(connection, subject, payload, headers)
+                await self._send(connection, *self._unsent.pop())
 
     @staticmethod
     async def _send(connection: Connection, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
@@ -269,15 +302,6 @@ class NatsTransport:
             await connection.publish(subject, payload, headers=dict(headers) if headers else None)
         except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError) as error:
             raise Disconnected(f"cannot send to {subject}: {error}") from error
-
-    def _keep_for_later(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
-        if not self._is_open:
-            raise Disconnected(f"cannot send to {subject}: there is no connection to NATS")
-        size = len(subject) + num_bytes(payload, headers)
-        if self._num_unsent_bytes + size > _MAX_UNSENT_BYTES:
-            raise Disconnected(f"cannot send to {subject}: NATS is away, and too much waits for it already")
-        self._num_unsent_bytes += size
-        self._unsent.append((subject, payload, headers))
 
     async def _wait_after_refusal(self, error: Refused) -> None:
         log.warning(

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from nats.errors import BadSubjectError
 
 from shared.cli.mesh.ports import free_port
 from shared.errors import BucketUnavailable, ConfigError, Disconnected, PayloadTooLarge
@@ -211,6 +212,18 @@ async def test_subscriptions_made_while_the_server_is_away_count_from_its_return
         assert await receiver.wait_for(1) == [b"hello"]
         await settle(transport)
         assert ended.payloads == []
+
+
+async def test_a_subject_that_is_none_is_refused_and_spoils_no_later_connection(
+    server: NatsServer, events: _Events
+) -> None:
+    async with _connected(server.url) as transport:
+        with pytest.raises(BadSubjectError):
+            await transport.subscribe("no subject", Receiver())
+        server.stop()
+        server.start()
+        await events.wait_for(AGAIN)
+        await settle(transport)
 
 
 async def test_of_several_servers_any_will_do(server: NatsServer) -> None:
