@@ -6,7 +6,8 @@ from shared.messages import Presence
 
 BEAT_INTERVAL_S = 0.5
 DEAD_AFTER_S = 3 * BEAT_INTERVAL_S + 0.25
-"""Three missed beats, and a little for the way."""
+"""Three missed beats, and a little for the way. Not less: on two cores with 30 processes that want to run, one beat in
+a hundred came 1.1 s after the one before it or later, and the latest 1.5 s."""
 
 
 class Directory:

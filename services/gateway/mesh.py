@@ -6,7 +6,6 @@ happens on one event loop, and state changes only between awaits.
 """
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -122,7 +121,8 @@ class Mesh:
         self._priorities = Priorities(config.best_priorities)
         self._records = UsageRecords(gateway_id, self.usage.add)
         self._logs_content = logs_content
-        self._scheduler_lost_at = -math.inf
+        self._scheduler_lost_at = clock.now()
+        """When the last one was lost. Before this gateway began it heard of none, so one may have died just then."""
 
     # For the front doors.
 

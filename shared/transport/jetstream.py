@@ -149,7 +149,8 @@ class JetStreamLedger:
                     num_left = message.metadata.num_pending
                     yield message.data
         finally:
-            await reader.unsubscribe()
+            with contextlib.suppress(nats.errors.Error):  # its connection is lost, and the subscription with it
+                await reader.unsubscribe()
 
     async def _publish(self, payload: bytes, headers: dict[str, str]) -> None:
         await self._context().publish(self._subject, payload, stream=self._name, headers=dict(headers))

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import math
+import random
 import time
+from collections import deque
 from collections.abc import Mapping
 
-import nats
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
@@ -16,18 +17,23 @@ from nats.errors import (
     ConnectionDrainingError,
     OutboundBufferLimitError,
     SlowConsumerError,
-    UnexpectedEOF,
 )
 
 from shared.errors import ConfigError, Disconnected, PayloadTooLarge
 from shared.log import without_passwords
+from shared.transport.connection import Connection, Refused
 from shared.transport.jetstream import JetStreamBucket, JetStreamLedger
 from shared.transport.protocol import Handler, Listener, Traffic, num_bytes
 
 log = logging.getLogger(__name__)
 
+_CONNECT_WITHIN_S = 2.0
+"""A server that does not come to an end with a new connection in this time is left for the next one."""
+_CLOSE_WITHIN_S = 0.75
+"""How long closing waits for the server to take what was published. With the two seconds for usage records it is less
+than the three that `shoal up` leaves a process after its drain deadline."""
 _RECONNECT_WAIT_S = 0.25
-_MAX_RENEWAL_WAIT_S = 5.0
+_MAX_REFUSED_WAIT_S = 5.0
 """Between connections that the server closes again, as it does when it refuses a subscription."""
 _SETTLED_AFTER_S = 5.0
 """A connection that stays open for so long was not refused; the next trouble is another one."""
@@ -35,8 +41,9 @@ _MAX_UNSENT_BYTES = 32 << 20
 """What is published while the broker is away waits here; beyond it, publishing raises."""
 _MAX_UNHANDLED_MESSAGES = 65_536
 _MAX_UNHANDLED_BYTES = 256 << 20
-_PING_INTERVAL_S = 2
-"""A broker that does not answer two pings in a row counts as gone, so a frozen one is noticed in about 6 s."""
+_PING_INTERVAL_S = 2.0
+"""A broker that leaves two pings in a row unanswered until the third is due counts as gone: a frozen one is noticed
+within 6 s, and no sooner than after 4."""
 _DROP_WARNING_INTERVAL_S = 1.0
 """Who drops messages is busy already; it does not also write a line for each."""
 
@@ -75,8 +82,38 @@ class _Subscription:
             log.exception("a handler failed", extra={"subject": message.subject})
 
 
+class _Unsent:
+    """What was published while there is no server, in order."""
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[str, bytes, Mapping[str, str] | None]] = deque()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        """Keep one for later. Raises Disconnected if too much waits already."""
+        size = len(subject) + num_bytes(payload, headers)
+        if self._num_bytes + size > _MAX_UNSENT_BYTES:
+            raise Disconnected(f"cannot send to {subject}: NATS is away, and too much waits for it already")
+        self._num_bytes += size
+        self._messages.append((subject, payload, headers))
+
+    def pop(self) -> tuple[str, bytes, Mapping[str, str] | None]:
+        """The oldest one, which is kept no longer."""
+        subject, payload, headers = self._messages.popleft()
+        self._num_bytes -= len(subject) + num_bytes(payload, headers)
+        return subject, payload, headers
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._messages.clear()
+        self._num_bytes = 0
+
+
 class NatsTransport:
-    """A connection to a NATS server or cluster that reconnects for ever."""
+    """A connection to a NATS server or cluster that is made again for ever. Owns what outlives each `Connection`."""
 
     def __init__(self, url: str, *, name: str, answers_under: str = "_INBOX") -> None:
         """`url` may list several servers, separated by commas. `name` appears in the server's monitoring.
@@ -87,12 +124,12 @@ class NatsTransport:
         self._shown_servers = without_passwords(",".join(self._servers))
         self._name = name
         self._answers_under = answers_under
-        self._client = Client()
-        self._was_begun = False
-        self._is_closing = False
-        self._renewal: asyncio.Task[None] | None = None
-        self._renewal_pause_s = _RECONNECT_WAIT_S
-        self._renewed_at = -math.inf
+        self._connection = Connection()
+        self._is_open = False
+        """Between `connect` and `close`, whether there is a server or not."""
+        self._keeping: asyncio.Task[None] | None = None
+        self._refused_wait_s = _RECONNECT_WAIT_S
+        self._unsent = _Unsent()
         self._num_dropped = 0
         self.traffic = Traffic()
         self._subscriptions: list[_Subscription] = []
@@ -103,12 +140,12 @@ class NatsTransport:
     @property
     def max_payload(self) -> int:
         """The server's `max_payload`."""
-        return self._client.max_payload
+        return self._connection.max_payload
 
     @property
     def is_connected(self) -> bool:
         """Whether the connection stands."""
-        return self._client.is_connected
+        return self._connection.is_connected
 
     @property
     def num_dropped(self) -> int:
@@ -120,63 +157,54 @@ class NatsTransport:
 
         Raises ConfigError for an address that is none.
         """
-        self._was_begun = True
         try:
-            await self._client.connect(
-                self._servers,
-                name=self._name,
-                inbox_prefix=self._answers_under,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # passed to asyncio.sleep
-                connect_timeout=2,
-                ping_interval=_PING_INTERVAL_S,
-                max_outstanding_pings=2,
-                pending_size=_MAX_UNSENT_BYTES,
-                error_cb=self._on_error,
-                disconnected_cb=self._on_disconnect,
-                reconnected_cb=self._on_reconnect,
-                closed_cb=self._on_closed,
-            )
-        except nats.errors.Error as error:  # with endless attempts, only the addresses can be at fault
-            self._was_begun = False
+            Connection.check(self._servers)
+        except nats.errors.Error as error:
             raise ConfigError(f"{self._shown_servers!r} is not the address of a NATS server: {error}") from error
-        self._troubles.clear()
+        random.shuffle(self._servers)  # so that not all of a mesh are at the same one
+        self._is_open = True
+        await self._join()
+        self._keeping = asyncio.create_task(self._keep(), name="keep a connection to NATS")
 
     async def close(self) -> None:
-        """Send what was published, if the server is there, then disconnect."""
-        self._is_closing = True
-        if self._renewal is not None:
-            self._renewal.cancel()
-            await asyncio.gather(self._renewal, return_exceptions=True)
-        if self._client.is_connected:
+        """Send what was published, if the server takes it at once, then disconnect."""
+        self._is_open = False
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._connection.is_connected:
             try:
-                await self._client.flush(timeout=2)
-            except (nats.errors.Error, TimeoutError, OSError) as error:
-                log.warning("could not flush before closing", extra={"error": str(error)})
-        if self._was_begun:
-            try:
-                await self._client.close()
-            except OSError:
-                log.warning("NATS is away: what was not sent yet is lost", extra={"servers": self._shown_servers})
+                await self._connection.settle(_CLOSE_WITHIN_S)
+            except (nats.errors.Error, OSError) as error:
+                log.warning("could not flush before closing", extra={"error": _described(error)})
+        await self._connection.end()
+        if self._unsent:
+            log.warning("NATS is away: what was not sent yet is lost", extra={"servers": self._shown_servers})
+            self._unsent.clear()
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send `payload` to whoever is subscribed."""
         size = num_bytes(payload, headers)
         if size > self.max_payload:  # the client would count the payload alone, and the server cut the connection
             raise PayloadTooLarge(subject, size, self.max_payload)
-        try:
-            await self._client.publish(subject, payload, headers=dict(headers) if headers else None)
-        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError) as error:
-            raise Disconnected(f"cannot send to {subject}: {error}") from error
+        if self._connection.is_connected:
+            await self._send(self._connection, subject, payload, headers)
+        elif self._is_open:
+            self._unsent.add(subject, payload, headers)
+        else:
+            raise Disconnected(f"cannot send to {subject}: there is no connection to NATS")
         self.traffic.sent(payload)
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> _Subscription:
-        """Have `handler` called for each message on `subject`."""
-        if self._renewal is not None:
-            await self._renewal
+        """Have `handler` called for each message on `subject`; if the broker is away, of those after its return."""
         subscription = _Subscription(self, subject, queue, handler)
-        await subscription.tell(self._client)
         self._subscriptions.append(subscription)
+        if self._connection.is_connected:
+            try:
+                await subscription.tell(self._connection)
+            except nats.errors.Error:
+                self.forget(subscription)  # or no later connection could be told everything
+                raise
         return subscription
 
     def forget(self, subscription: _Subscription) -> None:
@@ -190,22 +218,104 @@ class NatsTransport:
 
     def bucket(self, name: str) -> JetStreamBucket:
         """What the mesh keeps under a name."""
-        return JetStreamBucket(name, lambda: self._client)
+        return JetStreamBucket(name, lambda: self._connection)
 
     def ledger(self, name: str, subject: str) -> JetStreamLedger:
         """The mesh's records under a name."""
-        return JetStreamLedger(name, subject, lambda: self._client)
+        return JetStreamLedger(name, subject, lambda: self._connection)
+
+    # One connection after the other.
+
+    async def _keep(self) -> None:
+        """Whenever the connection is lost, make another."""
+        while True:
+            began = time.monotonic()
+            await self._connection.lost.wait()
+            trouble = self._connection.trouble
+            await self._connection.end()
+            if time.monotonic() - began >= _SETTLED_AFTER_S:
+                self._refused_wait_s = _RECONNECT_WAIT_S
+            if isinstance(trouble, Refused):
+                await self._wait_after_refusal(trouble)
+            else:
+                log.warning(
+                    "lost the connection to NATS", extra={"servers": self._shown_servers, "error": _described(trouble)}
+                )
+            await self._join()
+            log.info("connected to NATS again")
+            for listener in self._listeners:
+                listener()
+
+    async def _join(self) -> None:
+        """Try one server after the other, until one has been told everything. The one that is lost comes last."""
+        while True:
+            for server in [*self._servers]:
+                self._servers.remove(server)
+                self._servers.append(server)
+                try:
+                    self._connection = await self._open(server)
+                except Refused as error:
+                    await self._wait_after_refusal(error)
+                except (nats.errors.Error, Disconnected, OSError, ValueError) as error:
+                    self._say_unreachable(_described(error))
+                else:
+                    self._troubles.clear()
+                    return
+            await asyncio.sleep(_RECONNECT_WAIT_S)
+
+    async def _open(self, server: str) -> Connection:
+        connection = await Connection.open(
+            server,
+            within_s=_CONNECT_WITHIN_S,
+            name=self._name,
+            answers_under=self._answers_under,
+            ping_interval_s=_PING_INTERVAL_S,
+            on_error=self._on_error,
+        )
+        try:
+            await self._tell(connection)
+        except BaseException:
+            await connection.end()
+            raise
+        return connection
+
+    async def _tell(self, connection: Connection) -> None:
+        """Subscribe to everything and send what has waited. Nothing of either is new between the return and the next
+        `await`. Raises an error of nats-py if the server refuses something, or hangs."""
+        told: set[_Subscription] = set()
+        is_settled = False
+        while (news := [each for each in self._subscriptions if each not in told]) or not is_settled or self._unsent:
+            for subscription in news:
+                await subscription.tell(connection)
+                told.add(subscription)
+            if news or not is_settled:
+                await connection.settle(_CONNECT_WITHIN_S)  # a refusal comes back before the answer to this
+                is_settled = True
+            if connection.trouble is not None:
+                raise connection.trouble
+            if self._unsent:
+                await self._send(connection, *self._unsent.pop())
+
+    @staticmethod
+    async def _send(connection: Connection, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        try:
+            await connection.publish(subject, payload, headers=dict(headers) if headers else None)
+        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError) as error:
+            raise Disconnected(f"cannot send to {subject}: {error}") from error
+
+    async def _wait_after_refusal(self, error: Refused) -> None:
+        log.warning(
+            "NATS refused something and closed the connection; opening another", extra={"error": _described(error)}
+        )
+        await asyncio.sleep(self._refused_wait_s)
+        self._refused_wait_s = min(2 * self._refused_wait_s, _MAX_REFUSED_WAIT_S)
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
             self._num_dropped += 1
             self._say_dropping(error.subject)
-        elif isinstance(error, UnexpectedEOF):
-            pass  # the connection is lost, and that is said when it is
-        elif self._client.is_connected:
-            log.warning("NATS error", extra={"error": f"{type(error).__name__}: {error}"})
         else:
-            self._say_unreachable(f"{type(error).__name__}: {error}")
+            log.warning("NATS error", extra={"error": _described(error)})
 
     def _say_dropping(self, subject: str) -> None:
         if (now := time.monotonic()) - self._warned_of_drops_at >= _DROP_WARNING_INTERVAL_S:
@@ -221,37 +331,6 @@ class NatsTransport:
                 "NATS cannot be reached; trying until it can", extra={"servers": self._shown_servers, "error": trouble}
             )
 
-    async def _on_disconnect(self) -> None:
-        if not self._client.is_closed:
-            log.warning("lost the connection to NATS", extra={"servers": self._shown_servers})
 
-    async def _on_reconnect(self) -> None:
-        self._troubles.clear()
-        log.info("connected to NATS again")
-        for listener in self._listeners:
-            listener()
-
-    async def _on_closed(self) -> None:
-        """The client gives up for good when the server reports an error; we do not."""
-        if not self._is_closing and self._renewal is None:
-            self._renewal = asyncio.create_task(self._renew(), name="renew the NATS connection")
-
-    async def _renew(self) -> None:
-        """Open connections, one after the other, until one stays open with everything subscribed on it."""
-        log.warning("NATS refused something and closed the connection; opening another")
-        if time.monotonic() - self._renewed_at >= _SETTLED_AFTER_S:
-            self._renewal_pause_s = _RECONNECT_WAIT_S
-        while True:
-            await asyncio.sleep(self._renewal_pause_s)
-            self._renewal_pause_s = min(2 * self._renewal_pause_s, _MAX_RENEWAL_WAIT_S)
-            self._client = Client()
-            await self.connect()
-            with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
-                for subscription in list(self._subscriptions):
-                    await subscription.tell(self._client)
-                await self._client.flush(timeout=2)  # a refusal comes back before the answer to this
-            if self._client.is_connected:
-                break
-        self._renewal = None
-        self._renewed_at = time.monotonic()
-        await self._on_reconnect()
+def _described(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -6,6 +6,9 @@ the next when the mesh is whole again, or at any time with --overlap. Then whole
 them, so that a stream may end with an error; that counts as lost, and is never silent.
 Every stream is compared with an undisturbed run of the same request. The exit status is 1 if anything was lost, doubled
 or left behind. A seed gives the same blows again, though not at the same instants.
+
+With --soak nothing is hit, or with --kills a process a minute, and memory is watched: the exit status is 1 also if a
+process takes ever more of it.
 """
 
 import argparse
@@ -29,6 +32,8 @@ from tests.chaos.model_home import make_home
 from tests.chaos.progress import Progress, Record
 from tests.chaos.protocol import Mesh
 from tests.chaos.runs import Run, run_disturbed, run_with_fault, undisturbed_run
+from tests.chaos.soak import SETTINGS as SOAK_SETTINGS
+from tests.chaos.soak import soak
 from tests.chaos.workload import StreamSpec, make_streams
 from tests.compose.docker import why_not
 
@@ -156,6 +161,22 @@ async def _run(options: argparse.Namespace, mesh: Mesh) -> Totals:
     )
 
 
+def _soak(options: argparse.Namespace, mesh: ChaosMesh) -> bool:
+    """Whether nothing was wrong; says what."""
+    soaked = asyncio.run(
+        soak(mesh, minutes=options.soak, seed=options.seed, num_streams=options.streams, kills=options.kills)
+    )
+    print(soaked.show())
+    return soaked.is_good
+
+
+def _disturb(options: argparse.Namespace, mesh: Mesh) -> bool:
+    """Whether nothing was wrong; says what."""
+    totals = asyncio.run(_run(options, mesh))
+    print(totals.show())
+    return totals.num_problems == 0
+
+
 def main() -> int:
     """Run what the command line asks for; the exit status."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__, allow_abbrev=False)
@@ -165,6 +186,8 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="of the matrix, what has this in its name, such as scheduler-SIGKILL"
     )
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: no blows, and memory is watched")
+    parser.add_argument("--kills", action="store_true", help="with --soak: kill a process every minute")
     parser.add_argument("--streams", type=int, default=32, help="in each wave")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
@@ -172,6 +195,10 @@ def main() -> int:
         "--compose", action="store_true", help="strike containers, clients behind the front; the images must be there"
     )
     options = parser.parse_args()
+    if options.kills and options.soak is None:
+        parser.error("--kills goes with --soak")
+    if options.compose and options.soak is not None:
+        parser.error("--soak watches processes, not containers")
     if options.compose and (reason := why_not()) is not None:
         print(f"chaos in containers was NOT tried: {reason}")
         return 1
@@ -179,14 +206,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="shoal-chaos-") as temporary:
         logs = options.logs or Path(temporary) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        mesh: Mesh = (ContainerMesh if options.compose else ChaosMesh)(logs, make_home(Path(temporary) / "home"))
+        home = make_home(Path(temporary) / "home")
+        mesh: ChaosMesh | ContainerMesh
+        if options.compose:
+            mesh = ContainerMesh(logs, home)
+        else:
+            mesh = ChaosMesh(logs, home, {} if options.soak is None else SOAK_SETTINGS)
         try:
             mesh.start()
-            totals = asyncio.run(_run(options, mesh))
+            if options.soak is not None and isinstance(mesh, ChaosMesh):
+                is_good = _soak(options, mesh)
+            else:
+                is_good = _disturb(options, mesh)
         finally:
             mesh.stop()
-    print(totals.show())
-    return 1 if totals.num_problems else 0
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

@@ -40,6 +40,15 @@ SETTINGS: Final = {
 }
 
 
+def catches(process_id: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal; False where there is no saying."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process_id}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 class Instance:
     """One of the processes, over all its lives."""
 
@@ -53,6 +62,11 @@ class Instance:
         self._expected: set[int] = set()
         """Exit statuses that this life may end with."""
         self._is_frozen = False
+
+    @property
+    def process_id(self) -> int | None:
+        """Of this life, or of the last one."""
+        return None if self._process is None else self._process.pid
 
     @property
     def is_running(self) -> bool:
@@ -81,8 +95,11 @@ class Instance:
         self._signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM: it has to end by itself, with status 0."""
+        """SIGTERM: it has to end by itself, with status 0. One that is still being loaded, or already gone but for
+        Python, has nothing that could catch the signal, and ends of it."""
         self._expected.add(0)
+        if self._process is not None and not catches(self._process.pid, signal.SIGTERM):
+            self._expected.add(-signal.SIGTERM)
         self._signal(signal.SIGTERM)
 
     def freeze(self) -> None:
@@ -114,8 +131,9 @@ class Instance:
 class ChaosMesh:
     """The broker and the services."""
 
-    def __init__(self, folder: Path, home: Path) -> None:
-        """`home` is a store with the model; `folder` gets the logs and the broker's files."""
+    def __init__(self, folder: Path, home: Path, settings: Mapping[str, str] | None = None) -> None:
+        """`home` is a store with the model; `folder` gets the logs and the broker's files; `settings` are in addition
+        to those of every chaos mesh."""
         self.broker = NatsServer(folder)
         self.nats_url = self.broker.url
         self.urls: list[str] = []
@@ -125,7 +143,7 @@ class ChaosMesh:
         """Ends that nobody brought about."""
         for service in reversed(Service):  # what is slow to start first
             for number in range(1, NUM_EACH + 1):
-                environ = self._environ(service, number, home)
+                environ = self._environ(service, number, home) | dict(settings or {})
                 self.instances.append(Instance(service, number, environ, folder / f"{service}-{number}.log"))
 
     def of(self, service: Service) -> list[Instance]:

@@ -111,6 +111,11 @@ async def run_disturbed(
         return run
 
 
+async def run_wave(mesh: Mesh, beats: Beats, specs: Sequence[StreamSpec], disturb: Disturb | None = None) -> Run:
+    """Streams that are like no others, on a mesh that is watched already."""
+    return await _run(mesh, beats, specs, None, disturb)
+
+
 async def _run(
     mesh: Mesh,
     beats: Beats,

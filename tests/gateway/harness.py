@@ -121,9 +121,10 @@ async def running_gateway(
     starts_mesh: bool = True,
     logs_content: bool = False,
     tracing: Tracing | None = None,
+    age_s: float = 60.0,
     **settings: Any,
 ) -> AsyncIterator[Harness]:
-    """A gateway with these settings, on a free port."""
+    """A gateway with these settings, on a free port; it began `age_s` seconds ago."""
     tracing = tracing or Tracing(SpanStore(100), sample_ratio=1.0)
     broker, clock = MemoryBroker(max_payload=max_payload), FakeClock(1000.0)
     transport, fake = MemoryTransport(broker), FakeMesh(broker)
@@ -131,6 +132,7 @@ async def running_gateway(
     identity = Identity(Service.GATEWAY, new_instance_id(Service.GATEWAY), "gateway")
     config = GatewayConfig(port=0, **settings)
     gateway = Gateway(identity, transport, clock, config, logs_content=logs_content, tracing=tracing)
+    clock.advance(age_s)
     await Answering(identity, transport, tracing).start()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)

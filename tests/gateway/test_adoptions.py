@@ -358,6 +358,24 @@ async def test_a_scheduler_that_has_not_been_heard_since_may_have_what_is_looked
         await looking
 
 
+async def test_a_gateway_that_is_new_does_not_know_who_was_lost_before() -> None:
+    """A scheduler or gateway may have died just before it began, and the request be on its way to another one."""
+    async with running_gateway(age_s=1.0) as harness:
+        looking = asyncio.create_task(harness.mesh.resume(R, "me"))
+        await harness.fake.next_search()
+        await harness.advance(1.5)
+        with pytest.raises(Unavailable) as caught:
+            await looking
+        assert (caught.value.status, caught.value.code) == (503, "unavailable")
+        assert caught.value.retry_after_s is not None
+        await harness.advance(GatewayConfig().failover_timeout_s)
+        looking = asyncio.create_task(harness.mesh.resume(R, "me"))
+        await harness.fake.next_search()
+        await harness.advance(1.5)
+        with pytest.raises(NotFound):
+            await looking
+
+
 async def test_an_answer_that_nobody_waits_for_any_more_is_cancelled_in_the_end(harness: Harness) -> None:
     await tell(harness, adopted(harness, "forgotten", attempts.after_adoption(1, InstanceId("gateway-1"))))
     await harness.advance(31.0)

@@ -51,7 +51,8 @@ async def mesh(folder: Path, runner: ModelRunner) -> AsyncIterator[Cast]:
         folder,
         [runner],
         lambda _name: MemoryTransport(broker),
-        gateway=GatewayConfig(port=0, api_keys=KEYS),
+        # Until this is over, a gateway that has just begun does not say that a request is unknown.
+        gateway=GatewayConfig(port=0, api_keys=KEYS, failover_timeout_s=2.0),
         detokenizer=1,
         tokenizer=1,
     ) as mesh:

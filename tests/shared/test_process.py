@@ -230,6 +230,30 @@ async def test_a_drain_without_a_broker_ends_well(spawn: Spawn, private_nats_ser
     assert (await _end(process))[0] == 0
 
 
+async def test_a_drain_ends_in_time_although_the_broker_is_frozen(
+    spawn: Spawn, private_nats_server: NatsServer
+) -> None:
+    private_nats_server.start()
+    process = await spawn(SHOAL_NATS_URL=private_nats_server.url, SHOAL_DRAIN_DEADLINE_S="0.5")
+    await _until(process, "started")
+    private_nats_server.freeze()
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert (await _end(process))[0] == 0
+    assert time.monotonic() - began < 0.5 + 3.0, "`shoal up` kills what takes longer"
+
+
+async def test_a_signal_while_it_waits_for_a_frozen_broker_ends_it(
+    spawn: Spawn, private_nats_server: NatsServer
+) -> None:
+    private_nats_server.start()
+    private_nats_server.freeze()
+    process = await spawn(SHOAL_NATS_URL=private_nats_server.url)
+    await _until(process, "NATS cannot be reached; trying until it can")
+    process.send_signal(signal.SIGTERM)
+    assert (await _end(process))[0] == 0
+
+
 async def test_a_signal_while_it_waits_for_the_broker_ends_it(spawn: Spawn) -> None:
     process = await spawn(SHOAL_NATS_URL=f"nats://127.0.0.1:{free_port()}")
     await _until(process, "NATS cannot be reached; trying until it can")

@@ -8,12 +8,13 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from nats.aio.client import Client
+from nats.errors import BadSubjectError
 
 from shared.cli.mesh.ports import free_port
 from shared.errors import BucketUnavailable, ConfigError, Disconnected, PayloadTooLarge
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
+from tests.shared.transport.fake_broker import FakeBroker
 from tests.shared.transport.receiver import PATIENCE_S, Gate, Receiver, settle
 
 
@@ -172,20 +173,57 @@ async def test_a_frozen_server_counts_as_gone(
         await settle(transport)
 
 
-async def test_an_error_that_the_server_reports_does_not_end_the_connection_for_good(
-    nats_url: str, events: _Events
-) -> None:
-    async with _connected(nats_url) as transport:
-        receiver, told = Receiver(), asyncio.Event()
-        await transport.subscribe("orders.renewed", receiver)
-        ended = await transport.subscribe("orders.renewed", Receiver())
-        await ended.unsubscribe()
+async def test_an_error_that_the_server_reports_does_not_end_the_connection_for_good(events: _Events) -> None:
+    async with FakeBroker() as broker, _connected(broker.url) as transport:
+        receiver, ended, told = Receiver(), Receiver(), asyncio.Event()
+        await transport.subscribe("orders", receiver)
+        await (await transport.subscribe("orders", ended)).unsubscribe()
         transport.on_reconnect(told.set)
-        await transport._client._close(Client.CLOSED)  # what the client does on any `-ERR` of the server
+        await settle(transport)
+        broker.say("-ERR 'Unknown Protocol Operation'")
         await asyncio.wait_for(told.wait(), PATIENCE_S)
-        await transport.publish("orders.renewed", b"hello")
+        await transport.publish("orders", b"hello")
         assert await receiver.wait_for(1) == [b"hello"]
-        assert transport.is_connected
+        await settle(transport)
+        assert ended.payloads == []
+        assert events.seen == ["NATS refused something and closed the connection; opening another", AGAIN]
+
+
+async def test_what_one_subject_is_refused_for_is_said_and_the_connection_stays(events: _Events) -> None:
+    async with FakeBroker() as broker, _connected(broker.url) as transport:
+        await settle(transport)
+        broker.say("-ERR 'Permissions Violation for Publish to \"orders\"'")
+        await settle(transport)
+        assert events.seen == ["NATS error"]
+        assert broker.num_connections == 1
+
+
+async def test_subscriptions_made_while_the_server_is_away_count_from_its_return(
+    server: NatsServer, events: _Events
+) -> None:
+    async with _connected(server.url) as transport:
+        server.stop()
+        await events.wait_for(LOST)
+        receiver, ended = Receiver(), Receiver()
+        await transport.subscribe("orders", receiver)
+        await (await transport.subscribe("orders", ended)).unsubscribe()
+        await transport.publish("orders", b"hello")
+        server.start()
+        assert await receiver.wait_for(1) == [b"hello"]
+        await settle(transport)
+        assert ended.payloads == []
+
+
+async def test_a_subject_that_is_none_is_refused_and_spoils_no_later_connection(
+    server: NatsServer, events: _Events
+) -> None:
+    async with _connected(server.url) as transport:
+        with pytest.raises(BadSubjectError):
+            await transport.subscribe("no subject", Receiver())
+        server.stop()
+        server.start()
+        await events.wait_for(AGAIN)
+        await settle(transport)
 
 
 async def test_of_several_servers_any_will_do(server: NatsServer) -> None:

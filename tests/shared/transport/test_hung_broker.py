@@ -1,0 +1,126 @@
+"""A broker that takes connections and then hangs keeps nobody: not at the start, not in between, not at the end."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.errors import BucketUnavailable, LedgerUnavailable
+from shared.transport.nats import NatsTransport
+from tests.shared.transport.fake_broker import FakeBroker, Manner
+from tests.shared.transport.receiver import PATIENCE_S, Receiver, settle
+
+PING_INTERVAL_S = 0.2
+BAD_MANNERS = [manner for manner in Manner if manner is not Manner.GOOD]
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes seconds in earnest takes tenths here."""
+    monkeypatch.setattr("shared.transport.nats._PING_INTERVAL_S", PING_INTERVAL_S)
+    monkeypatch.setattr("shared.transport.nats._CONNECT_WITHIN_S", 0.5)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    async with FakeBroker() as broker:
+        yield broker
+
+
+async def until_back(transport: NatsTransport, told: asyncio.Event) -> None:
+    await asyncio.wait_for(told.wait(), PATIENCE_S)
+    await settle(transport)
+
+
+@pytest.mark.parametrize("manner", BAD_MANNERS)
+async def test_connecting_outlasts_a_broker_that_hangs(broker: FakeBroker, manner: Manner) -> None:
+    broker.manner = manner
+    transport = NatsTransport(broker.url, name="test")
+    connecting = asyncio.create_task(transport.connect())
+    await broker.until_connections(2)
+    broker.manner = Manner.GOOD
+    await asyncio.wait_for(connecting, PATIENCE_S)
+    await settle(transport)
+    await transport.close()
+
+
+@pytest.mark.parametrize("manner", BAD_MANNERS)
+async def test_reconnecting_outlasts_a_broker_that_hangs(broker: FakeBroker, manner: Manner) -> None:
+    transport, receiver, told = NatsTransport(broker.url, name="test"), Receiver(), asyncio.Event()
+    await transport.connect()
+    await transport.subscribe("orders", receiver)
+    transport.on_reconnect(told.set)
+    await settle(transport)
+    broker.manner = manner
+    broker.cut()
+    await broker.until_connections(3)
+    broker.manner = Manner.GOOD
+    broker.cut()
+    await until_back(transport, told)
+    await transport.publish("orders", b"hello")
+    assert await receiver.wait_for(1) == [b"hello"]
+    await transport.close()
+
+
+async def test_a_broker_that_freezes_counts_as_gone_when_the_third_ping_is_due(broker: FakeBroker) -> None:
+    transport = NatsTransport(broker.url, name="test")
+    await transport.connect()
+    await settle(transport)
+    broker.freeze()
+    began = time.monotonic()
+    await broker.until_connections(2)
+    assert 2 * PING_INTERVAL_S < time.monotonic() - began < 3 * PING_INTERVAL_S + 1.0, "1 s for a busy machine"
+    await transport.close()
+
+
+async def test_a_broker_that_freezes_with_much_unread_is_left_for_another(broker: FakeBroker) -> None:
+    async with FakeBroker(Manner.SILENT) as other:
+        transport, told = NatsTransport(f"{broker.url},{other.url}", name="test"), asyncio.Event()
+        await transport.connect()
+        transport.on_reconnect(told.set)
+        await settle(transport)
+        broker.freeze()
+        other.manner = Manner.GOOD
+        for _ in range(16):
+            await transport.publish("orders", bytes(1 << 20))
+        await until_back(transport, told)
+        await transport.close()
+
+
+async def test_closing_gives_a_frozen_broker_little_time(broker: FakeBroker) -> None:
+    transport = NatsTransport(broker.url, name="test")
+    await transport.connect()
+    await settle(transport)
+    broker.freeze()
+    for _ in range(16):
+        await transport.publish("orders", bytes(1 << 20))
+    began = time.monotonic()
+    await asyncio.wait_for(transport.close(), PATIENCE_S)
+    assert time.monotonic() - began < 3.0
+
+
+async def test_of_several_brokers_one_that_hangs_keeps_nobody_from_the_others(broker: FakeBroker) -> None:
+    async with FakeBroker(Manner.SILENT) as silent, FakeBroker(Manner.ONE_PONG) as deaf:
+        transport = NatsTransport(",".join([silent.url, deaf.url, broker.url]), name="test")
+        await asyncio.wait_for(transport.connect(), PATIENCE_S)
+        await settle(transport)
+        await transport.close()
+
+
+async def test_what_is_kept_cannot_be_reached_at_a_frozen_broker_and_that_is_said(broker: FakeBroker) -> None:
+    transport = NatsTransport(broker.url, name="test")
+    await transport.connect()
+    await settle(transport)
+    broker.freeze()
+    bucket, ledger = transport.bucket("things"), transport.ledger("records", "records.all")
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(BucketUnavailable):
+            await bucket.entries()
+        with pytest.raises(BucketUnavailable):
+            await bucket.put("a", b"b")
+        with pytest.raises(LedgerUnavailable):
+            await ledger.append("one", b"1")
+        with pytest.raises(LedgerUnavailable):
+            [record async for record in ledger.entries()]
+    await transport.close()
