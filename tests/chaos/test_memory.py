@@ -1,4 +1,4 @@
-"""The rule about memory: flat passes, growing does not, whatever the first minute and the allocator do."""
+"""The rule about memory: flat passes, growing does not, whatever the first minutes and the allocator do."""
 
 import random
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_flat_memory_passes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("seconds", [160.0, TEN_MINUTES_S])
+@pytest.mark.parametrize("seconds", [220.0, TEN_MINUTES_S])
 def test_the_noise_of_an_allocator_is_no_growth(seed: int, seconds: float) -> None:
     assert watched(noisy(lambda _: 80.0, seed=seed), seconds=seconds).growing() == []
 
@@ -46,8 +46,8 @@ def test_what_fills_up_in_the_first_half_is_no_growth() -> None:
     assert watched(lambda age_s: 80.0 + min(age_s, 280.0)).growing() == []
 
 
-def test_a_short_run_forgives_the_first_minute() -> None:
-    assert watched(lambda age_s: 80.0 + min(age_s, 55.0), seconds=110.0).growing() == []
+def test_a_short_run_forgives_the_first_two_minutes() -> None:
+    assert watched(lambda age_s: 80.0 + min(age_s, 115.0), seconds=170.0).growing() == []
 
 
 def test_a_step_that_stays_is_no_growth() -> None:
@@ -83,7 +83,7 @@ def test_the_slope_is_in_mib_a_minute() -> None:
 
 
 def test_too_short_a_watch_is_no_verdict() -> None:
-    assert watched(lambda _: 80.0, seconds=90.0).growing() == [
+    assert watched(lambda _: 80.0, seconds=150.0).growing() == [
         "gateway-1 was watched for too short a time to say whether its memory grows"
     ]
 
