@@ -5,7 +5,6 @@ import contextlib
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Mapping
 
 import nats.errors
@@ -24,6 +23,7 @@ from shared.log import without_passwords
 from shared.transport.connection import Connection, Refused
 from shared.transport.jetstream import JetStreamBucket, JetStreamLedger
 from shared.transport.protocol import Handler, Listener, Traffic, num_bytes
+from shared.transport.unsent import Unsent
 
 log = logging.getLogger(__name__)
 
@@ -82,36 +82,6 @@ class _Subscription:
             log.exception("a handler failed", extra={"subject": message.subject})
 
 
-class _Unsent:
-    """What was published while there is no server, in order."""
-
-    def __init__(self) -> None:
-        self._messages: deque[tuple[str, bytes, Mapping[str, str] | None]] = deque()
-        self._num_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def add(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
-        """Keep one for later. Raises Disconnected if too much waits already."""
-        size = len(subject) + num_bytes(payload, headers)
-        if self._num_bytes + size > _MAX_UNSENT_BYTES:
-            raise Disconnected(f"cannot send to {subject}: NATS is away, and too much waits for it already")
-        self._num_bytes += size
-        self._messages.append((subject, payload, headers))
-
-    def pop(self) -> tuple[str, bytes, Mapping[str, str] | None]:
-        """The oldest one, which is kept no longer."""
-        subject, payload, headers = self._messages.popleft()
-        self._num_bytes -= len(subject) + num_bytes(payload, headers)
-        return subject, payload, headers
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._messages.clear()
-        self._num_bytes = 0
-
-
 class NatsTransport:
     """A connection to a NATS server or cluster that is made again for ever. Owns what outlives each `Connection`."""
 
@@ -129,7 +99,7 @@ class NatsTransport:
         """Between `connect` and `close`, whether there is a server or not."""
         self._keeping: asyncio.Task[None] | None = None
         self._refused_wait_s = _RECONNECT_WAIT_S
-        self._unsent = _Unsent()
+        self._unsent = Unsent(_MAX_UNSENT_BYTES)
         self._num_dropped = 0
         self.traffic = Traffic()
         self._subscriptions: list[_Subscription] = []
