@@ -10,10 +10,7 @@ from shared.errors import InvalidRequest
 from shared.ids import Service
 from shared.messages import ErrorInfo, Outcome
 from tests.gateway.fake_mesh import FakeRequest
-from tests.gateway.harness import CHAT, Harness, assert_ended_once, events_of, text_of
-
-PATH = "/v1/chat/completions"
-
+from tests.gateway.harness import CHAT, CHAT_PATH, Harness, assert_ended_once, events_of, text_of
 
 # The client leaves.
 
@@ -36,7 +33,7 @@ async def _speaking(request: FakeRequest) -> None:
 async def test_disconnect_at_any_moment_cancels_the_request(
     harness: Harness, moment: Callable[[FakeRequest], Awaitable[None]], is_stream: bool
 ) -> None:
-    asking = asyncio.create_task(harness.http.post(harness.url + PATH, json=CHAT | {"stream": is_stream}))
+    asking = asyncio.create_task(harness.http.post(harness.url + CHAT_PATH, json=CHAT | {"stream": is_stream}))
     request = await harness.fake.next_request()
     await moment(request)
     if is_stream and moment is not _nothing:
