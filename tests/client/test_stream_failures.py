@@ -136,6 +136,18 @@ async def test_failure_that_a_resumed_request_had_is_raised_after_its_text() -> 
             await client.generate(**CHAT)
 
 
+async def test_request_that_no_gateway_reads_to_its_end_is_too_large() -> None:
+    async def refuse_to_read(peer: Conversation) -> None:
+        with pytest.raises(TypeError):  # what comes instead of a message
+            await peer.receive()
+
+    gateway = FakeGateway(refuse_to_read)
+    async with client_of(gateway) as client:
+        with pytest.raises(shoal.TooLarge):
+            await client.generate(model="m", prompt="a" * (32 << 20))
+        assert gateway.num_connections == 3
+
+
 async def test_cancellation_by_somebody_else_is_an_error() -> None:
     async def script(peer: Conversation) -> None:
         await peer.receive()
