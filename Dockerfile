@@ -62,6 +62,7 @@ RUN --mount=type=bind,from=wheels,target=/wheels sh install.sh cli store && /opt
 FROM base AS code
 COPY shared /app/shared
 COPY services /app/services
+COPY shoal /app/shoal
 RUN python3 -m compileall -q /app
 
 
@@ -110,6 +111,7 @@ CMD ["python", "-m", "services.executor"]
 FROM base AS operator
 COPY --from=operator-packages /opt/shoal /opt/shoal
 COPY --from=code /app/shared /app/shared
+COPY --from=code /app/shoal /app/shoal
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "shared.cli"]
 

@@ -19,6 +19,7 @@ from shoal.errors import (
     RequestCancelled,
     RequestError,
     RequestLost,
+    TooLarge,
     Unavailable,
     error_of,
 )
@@ -28,6 +29,8 @@ from shoal.results import Delta, Result, usage_of
 
 NAME: Final = "stream"
 """The request's name on its connection, which it has for itself."""
+_TRIES_TO_SEND: Final = 3
+"""Who sends too much finds the connection broken, for a gateway does not read on: like one that has died."""
 _TRIES_TO_FIND: Final = 3
 """A mesh in which something has just died may need a moment to find a request again."""
 
@@ -73,6 +76,7 @@ class Stream:
         self._state = _Attempts()
         self._connection: Connection | None = None
         self._has_begun = False
+        self._is_stopping = False
         self._is_cancelled = False
 
     async def __aiter__(self) -> AsyncGenerator[Delta, None]:
@@ -106,6 +110,17 @@ class Stream:
         self._is_cancelled = True
         await self._hang_up()
 
+    async def stop(self) -> None:
+        """Have the mesh stop the request. The iteration goes on with what it had produced by then, and ends by raising
+        RequestCancelled, which tells what was consumed; or as after `cancel` if the connection is lost meanwhile."""
+        self._is_stopping = True
+        if self._connection is None:
+            return await self.cancel()
+        try:
+            await self._connection.send({"type": "request.cancel", "id": NAME})
+        except ConnectionLost:
+            await self.cancel()
+
     async def _begin(self) -> Connection:
         """A connection on which the request was just created or resumed. Raises ConnectionLost, or for good."""
         await asyncio.sleep(max(self._gateways.wait_s(self._state.num_losses), self._state.wait_s))
@@ -116,7 +131,13 @@ class Stream:
             self._gateways.avoid(address)
             raise ConnectionLost(f"{address}: {error}") from error
         self._state.begin()
-        await connection.send(self._first_message())
+        try:
+            await connection.send(self._first_message())
+        except ConnectionLost as error:
+            self._state.num_unsent += 1
+            if self._state.num_unsent >= _TRIES_TO_SEND:
+                raise TooLarge("No gateway reads the request to its end: it may be larger than they take.") from error
+            raise
         return connection
 
     def _first_message(self) -> dict[str, Any]:
@@ -137,6 +158,7 @@ class Stream:
         if self._connection is not None:
             self._gateways.avoid(self._connection.address)
         await self._hang_up()
+        self._is_cancelled |= self._is_stopping
         if self._is_cancelled:
             return
         if self._state.lose(loss.wait_s) > self._patience.seconds:
@@ -210,6 +232,8 @@ class _Attempts:
         """What the last refusal asked for."""
         self.num_losses = 0
         """Since the last text."""
+        self.num_unsent = 0
+        """First messages on whose way the connection broke, in a row."""
         self.num_refusals = 0
         self.num_not_found = 0
         self._lost_at: float | None = None
@@ -219,7 +243,7 @@ class _Attempts:
 
     def accept(self) -> None:
         self.is_accepted = True
-        self.wait_s, self._lost_at, self.num_not_found = 0.0, None, 0
+        self.wait_s, self._lost_at, self.num_not_found, self.num_unsent = 0.0, None, 0, 0
 
     def progress(self) -> None:
         self.num_losses = 0

@@ -1,25 +1,22 @@
 """The gateway's open requests: sent until somebody takes them, followed until they end, cancelled until that is known.
 
-A table without I/O: every event returns the messages to send. Each request ends in exactly one terminal event, whatever
-the mesh does. A request whose scheduler is lost, or has lost it, is submitted to another one as its next attempt, with
-the output that is here; what was lost on its way is asked for again. A request that ended here but perhaps not in the
-mesh (cancelled, stalled) stays in the table until the mesh confirms, so that a lost cancellation is sent again.
+A table without I/O: every event returns the messages to send. A request whose scheduler is lost, or has lost it, is
+submitted to another one as its next attempt, with the output that is here; what was lost on its way is asked for again.
+How requests end is `ends`' to say.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import replace
 
 from services.gateway.attachments import resumed_elsewhere
 from services.gateway.config import GatewayConfig
-from services.gateway.ends import end_of, unavailable
+from services.gateway.ends import Ends, OnEnd, end_of, unavailable
 from services.gateway.handover import TRY_AGAIN_AFTER_S, Handover
 from services.gateway.open_request import OpenRequest
 from services.gateway.spans import GatewaySpans
 from services.gateway.streams import End, LogprobsLost, OutputGap, Stream
 from services.gateway.submissions import Outgoing, cancellation
-from services.gateway.usage import delivered
 from shared.errors import RequestError, Unavailable
 from shared.ids import InstanceId, RequestId
 from shared.log import about
@@ -41,12 +38,8 @@ from shared.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-_REPEAT_CANCEL_AFTER_S = 1.0
 _DEADLINE_GRACE_S = 1.0
 """A request's time runs at its scheduler, which says what it consumed. So much later it ends here in any case."""
-
-
-OnEnd = Callable[[OpenRequest, End], None]
 
 
 class OpenRequests:
@@ -64,7 +57,6 @@ class OpenRequests:
     ) -> None:
         """`handover` gives requests to schedulers; `on_end` is told of each request that ends for its client, also of
         one whose end another gateway may have told; `on_first_token` of each whose first token arrives."""
-        self.num_ended: Counter[Outcome] = Counter()
         self.num_orphans = 0
         """Messages about requests that are not open, or of earlier attempts."""
         self.num_repeated = 0
@@ -74,13 +66,18 @@ class OpenRequests:
         self.handover = handover
         self._gateway_id = gateway_id
         self._config = config
-        self._on_end = on_end
         self._on_first_token = on_first_token
         self._spans = spans or GatewaySpans(Tracing())
         self._requests: dict[RequestId, OpenRequest] = {}
+        self._ends = Ends(gateway_id, config, self._requests, handover, spans=self._spans, on_end=on_end)
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def num_ended(self) -> Counter[Outcome]:
+        """Those that ended for their clients, since start."""
+        return self._ends.num_ended
 
     @property
     def num_detached(self) -> int:
@@ -117,7 +114,7 @@ class OpenRequests:
         if request is None or request.is_taken or message.attempt != request.attempt:
             return []
         if request.cancelled_at is not None:
-            self._settle(request, End(Outcome.CANCELLED))
+            self._ends.settle(request, End(Outcome.CANCELLED))
             return []
         if message.error.status == Unavailable.status:
             request.refusal = message.error
@@ -125,7 +122,7 @@ class OpenRequests:
             if outgoing is not None:
                 self._spans.retried(request, "refused")
                 return outgoing
-        self._settle(request, End(Outcome.FAILED, error=message.error))
+        self._ends.settle(request, End(Outcome.FAILED, error=message.error))
         return []
 
     def text_produced(self, message: TextProduced, now: float) -> list[Outgoing]:
@@ -146,7 +143,7 @@ class OpenRequests:
         if request is None or (message.scheduler_id, message.attempt) != (request.scheduler_id, request.attempt):
             return []
         if request.cancelled_at is not None:
-            self._settle(request, End(Outcome.CANCELLED))
+            self._ends.settle(request, End(Outcome.CANCELLED))
         elif request.is_taken:
             return self._lose(request, now, "scheduler_lost_it")
         return []
@@ -158,7 +155,7 @@ class OpenRequests:
             return self.handover.released(request, message, now)
         except Unavailable as error:
             assert request is not None, "only what is open here is handed over"
-            return self._abandon(request, error, now)
+            return self._ends.abandon(request, error, now)
 
     def moved(self, message: RequestMoved) -> list[Outgoing]:
         """The client of a request has come back to another gateway, which follows it from now on."""
@@ -197,7 +194,7 @@ class OpenRequests:
         outgoing: list[Outgoing] = []
         for request in [each for each in self._requests.values() if each.scheduler_id == scheduler_id]:
             if request.cancelled_at is not None:
-                self._believe(request)
+                self._ends.believe(request)
             else:
                 outgoing += self._lose(request, now, "scheduler_lost")
         return outgoing
@@ -230,7 +227,7 @@ class OpenRequests:
         request = self._of(stream)
         if request is None or request.cancelled_at is not None:
             return []
-        return self._cancel(request, now)
+        return self._ends.cancel(request, now)
 
     def detach(self, stream: Stream, now: float) -> list[Outgoing]:
         """Nobody reads a request any more: cancel it, unless somebody comes back for it within a while."""
@@ -238,7 +235,7 @@ class OpenRequests:
         if request is None or request.cancelled_at is not None:
             return []
         if not self._config.resume_grace_s:
-            return self._cancel(request, now)
+            return self._ends.cancel(request, now)
         request.detached_until = now + self._config.resume_grace_s
         return []
 
@@ -259,7 +256,7 @@ class OpenRequests:
             if request.is_resumable and request.cancelled_at is None:
                 del self._requests[request.request_id]
             else:
-                outgoing += self._abandon(request, error, now)
+                outgoing += self._ends.abandon(request, error, now)
         return outgoing
 
     def tick(self, now: float, *, is_connected: bool = True) -> list[Outgoing]:
@@ -298,7 +295,7 @@ class OpenRequests:
 
     def _text(self, request: OpenRequest, text: ChoiceText, now: float) -> list[Outgoing]:
         if not 0 <= text.index < len(request.stream.choices):
-            return self._abandon(request, unavailable("A service sent a choice that was not asked for."), now)
+            return self._ends.abandon(request, unavailable("A service sent a choice that was not asked for."), now)
         if request.attempt == 1 and request.submission is not None:  # its acceptance is late, or lost
             self._accept(request, now)
         request.heard_at = now
@@ -309,7 +306,7 @@ class OpenRequests:
         except OutputGap:
             request.hurry(now)
         except LogprobsLost:
-            return self._abandon(request, unavailable("The log-probabilities of this request were lost."), now)
+            return self._ends.abandon(request, unavailable("The log-probabilities of this request were lost."), now)
         if len(choice.token_ids) > num_before:
             if request.first_token_at is None:
                 request.first_token_at = now
@@ -323,7 +320,7 @@ class OpenRequests:
         if request.is_cut_short(closed):
             request.hurry(now)
             return []
-        self._settle(request, end_of(request, closed))
+        self._ends.settle(request, end_of(request, closed))
         return []
 
     def _lose(self, request: OpenRequest, now: float, reason: str) -> list[Outgoing]:
@@ -337,17 +334,17 @@ class OpenRequests:
         try:
             return how(request, now)
         except Unavailable as error:
-            return self._abandon(request, error, now)
+            return self._ends.abandon(request, error, now)
 
     # Time.
 
     def _check(self, request: OpenRequest, now: float, is_connected: bool) -> list[Outgoing]:
         if request.cancelled_at is not None:
-            return self._press(request, now)
+            return self._ends.press(request, now)
         if (error := request.overdue(now, self._config, is_connected=is_connected)) is not None:
-            return self._abandon(request, error, now)
+            return self._ends.abandon(request, error, now)
         if request.detached_until is not None and now >= request.detached_until:
-            return self._cancel(request, now)
+            return self._ends.cancel(request, now)
         if not is_connected:
             return []
         if request.scheduler_id is None:
@@ -360,51 +357,3 @@ class OpenRequests:
             return []
         self.num_questions += 1
         return [request.question(self._gateway_id, now)]
-
-    # Ends.
-
-    def _press(self, request: OpenRequest, now: float) -> list[Outgoing]:
-        """Cancel again while the mesh does not confirm; after a while believe it without."""
-        assert request.cancelled_at is not None
-        if now - request.cancelled_at >= self._config.cancel_timeout_s:
-            self._believe(request)
-            return []
-        if now - request.cancel_sent_at < _REPEAT_CANCEL_AFTER_S:
-            return []
-        return [request.cancellation(self._gateway_id, now)]
-
-    def _believe(self, request: OpenRequest) -> None:
-        """A cancellation that nobody can confirm is taken for done; its scheduler is told should it come back."""
-        self.handover.leave_behind(request)
-        self._settle(request, End(Outcome.CANCELLED))
-
-    def _cancel(self, request: OpenRequest, now: float) -> list[Outgoing]:
-        request.cancelled_at = now
-        request.submission, request.detached_until = None, None
-        if request.scheduler_id is None:
-            self._settle(request, End(Outcome.CANCELLED))
-            return []
-        return [request.cancellation(self._gateway_id, now)]
-
-    def _abandon(self, request: OpenRequest, error: RequestError, now: float) -> list[Outgoing]:
-        """End a request for the client, and have the mesh stop it."""
-        if request.cancelled_at is not None:
-            self._close(request, End(Outcome.CANCELLED))
-            return []
-        self._close(request, End(Outcome.FAILED, error=ErrorInfo.of(error)))
-        return self._cancel(request, now)
-
-    def _settle(self, request: OpenRequest, end: End) -> None:
-        """The mesh is through with a request: so are we."""
-        self._close(request, end)
-        del self._requests[request.request_id]
-
-    def _close(self, request: OpenRequest, end: End) -> None:
-        if end.usage is None and any(choice.token_ids for choice in request.stream.choices):
-            end = replace(end, usage=delivered(request, None))
-        if not request.stream.close(end):
-            return
-        self._on_end(request, end)
-        self._spans.ended(request)
-        if not request.had_ended:
-            self.num_ended[end.outcome] += 1

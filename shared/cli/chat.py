@@ -211,8 +211,7 @@ def describe_speed(answer: Answer) -> str:
     if answer.first_text_s is not None:
         words.append(f"first after {answer.first_text_s:.2f} s")
     if answer.usage:
-        num_cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-        words.append(f"{num_cached} of {answer.usage['prompt_tokens']} prompt tokens from cache")
+        words.append(f"{answer.usage.cached_tokens} of {answer.usage.prompt_tokens} prompt tokens from cache")
     return " · ".join(words)
 
 

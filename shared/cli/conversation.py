@@ -1,7 +1,7 @@
 """A conversation in the terminal: its turns, and what a line that a person typed asks for. Pure."""
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 HELP: Final = """\
 /clear          forget the conversation (the system prompt stays)
@@ -54,7 +54,7 @@ class Conversation:
     """Further fields of each request, such as `temperature`."""
     turns: list[dict[str, str]] = field(default_factory=list)
 
-    def body(self, text: str) -> dict[str, object]:
+    def body(self, text: str) -> dict[str, Any]:
         """The request that asks for the answer to `text`. Changes nothing."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, *self.turns, {"role": "user", "content": text}]

@@ -1,7 +1,6 @@
-"""One answer over the gateway's WebSocket: `shoal.v1.json`, text as it comes, cancellation, errors in plain words."""
+"""One answer of a gateway, by way of the client library: text as it comes, cancellation, errors in plain words."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+import shoal
 from shared.errors import OperatorError, ShoalError
 
-_SUBPROTOCOL = "shoal.v1.json"
-_NAME = "chat"
 _CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=5)
 _CANCEL_TIMEOUT_S = 5.0
-_MAX_FRAME_BYTES = 16 << 20
+_PATIENCE_S = 15.0
+"""A gateway that died is back within seconds, if anybody restarts it."""
 
 
 class AnswerFailed(ShoalError):
@@ -50,15 +49,22 @@ class Answer:
     text: str = ""
     was_cancelled: bool = False
     finish_reason: str | None = None
-    usage: dict[str, Any] | None = None
+    usage: shoal.Usage | None = None
     first_text_s: float | None = None
     """From the request to the first text, as seen here; None if there was no text."""
     last_text_s: float = 0.0
 
+    def add(self, text: str, *, at_s: float) -> None:
+        """More of it came."""
+        self.text += text
+        self.last_text_s = at_s
+        if self.first_text_s is None:
+            self.first_text_s = at_s
+
     @property
     def num_tokens(self) -> int:
         """Output tokens, as the mesh counted them."""
-        return int(self.usage["completion_tokens"]) if self.usage else 0
+        return self.usage.completion_tokens if self.usage else 0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -91,94 +97,67 @@ async def list_models(gateway: Gateway) -> list[str]:
 
 
 async def ask(
-    gateway: Gateway, body: dict[str, object], *, on_text: Callable[[str], None], cancel: asyncio.Event
+    gateway: Gateway, body: dict[str, Any], *, on_text: Callable[[str], None], cancel: asyncio.Event
 ) -> Answer:
     """The answer to `body`; `on_text` gets each new piece of it. Setting `cancel` ends it early.
 
-    Raises OperatorError if the gateway cannot be reached, and AnswerFailed.
+    If the gateway dies meanwhile, it is waited for, and the answer goes on where it was. Raises OperatorError if the
+    gateway cannot be reached, and AnswerFailed.
     """
-    async with aiohttp.ClientSession(timeout=_CONNECT_TIMEOUT, headers=gateway.headers) as session:
-        try:
-            async with session.ws_connect(
-                f"{gateway.url}/v1/stream", protocols=(_SUBPROTOCOL,), max_msg_size=_MAX_FRAME_BYTES, heartbeat=20
-            ) as socket:
-                return await _converse(socket, body, on_text, cancel)
-        except aiohttp.WSServerHandshakeError as error:
-            raise refusal(gateway, error.status) from error
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise unreachable(gateway, error) from error
-
-
-async def _converse(
-    socket: aiohttp.ClientWebSocketResponse,
-    body: dict[str, object],
-    on_text: Callable[[str], None],
-    cancel: asyncio.Event,
-) -> Answer:
-    began, answer = time.monotonic(), Answer()
-    cancelling = asyncio.create_task(_cancel_on(cancel, socket))
+    answer = Answer()
     try:
-        await _send(socket, {"type": "request.create", "id": _NAME, "body": body})
-        async for frame in socket:
-            if frame.type is not aiohttp.WSMsgType.TEXT:
-                continue
-            if _take(answer, json.loads(frame.data), on_text, time.monotonic() - began):
-                return answer
+        async with shoal.Client(gateway.url, api_key=gateway.api_key, patience_s=_PATIENCE_S) as client:
+            await _read(client.stream(**body), answer, on_text, cancel)
+    except shoal.Disconnected as error:
+        raise _unreached(gateway, error) from error
+    except shoal.NotAShoalGateway as error:
+        raise OperatorError(error.args[0].rstrip(".")) from error
+    except shoal.AuthenticationFailed as error:
+        raise refusal(gateway, HTTPStatus.UNAUTHORIZED) from error
+    except shoal.RequestError as error:
+        is_too_long = isinstance(error, shoal.TooLarge) or error.code == "context_length_exceeded"
+        raise AnswerFailed(error.message.rstrip("."), is_too_long=is_too_long) from error
+    return answer
+
+
+async def _read(stream: shoal.Stream, answer: Answer, on_text: Callable[[str], None], cancel: asyncio.Event) -> None:
+    began = time.monotonic()
+    stopping = asyncio.create_task(_stop_on(cancel, stream))
+    try:
+        async for delta in stream:
+            if delta.text:
+                answer.add(delta.text, at_s=time.monotonic() - began)
+                on_text(delta.text)
+    except shoal.RequestCancelled as error:
+        answer.usage = error.usage
     finally:
-        cancelling.cancel()
-    if cancel.is_set():
+        stopping.cancel()
+    if stream.result is None:
         answer.was_cancelled = True
-        return answer
-    if socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
-        raise AnswerFailed("the text is larger than the gateway takes", is_too_long=True)
-    raise AnswerFailed("the gateway closed the connection in the middle of the answer")
+    else:
+        answer.usage, answer.finish_reason = stream.result.usage, stream.result.finish_reason
 
 
-async def _send(socket: aiohttp.ClientWebSocketResponse, question: dict[str, object]) -> None:
-    """Raises AnswerFailed if the gateway hangs up in the middle, as it does when a frame is too large."""
-    try:
-        await socket.send_json(question)
-    except (ConnectionError, aiohttp.ClientError) as error:
-        raise AnswerFailed(
-            "the connection broke while the text was sent; it may be larger than the gateway takes", is_too_long=True
-        ) from error
-
-
-async def _cancel_on(cancel: asyncio.Event, socket: aiohttp.ClientWebSocketResponse) -> None:
+async def _stop_on(cancel: asyncio.Event, stream: shoal.Stream) -> None:
     await cancel.wait()
-    await socket.send_json({"type": "request.cancel", "id": _NAME})
+    await stream.stop()
     await asyncio.sleep(_CANCEL_TIMEOUT_S)
-    await socket.close()
+    await stream.cancel()
 
 
-def _take(answer: Answer, event: dict[str, Any], on_text: Callable[[str], None], at_s: float) -> bool:
-    """Add one event to the answer. True if it was the last. Raises AnswerFailed."""
-    match event["type"]:
-        case "request.delta":
-            num_known = len(answer.text) - event["offset"]
-            if num_known < 0:
-                raise AnswerFailed("a piece of the answer is missing")
-            if new := event["text"][num_known:]:
-                answer.text += new
-                answer.last_text_s = at_s
-                if answer.first_text_s is None:
-                    answer.first_text_s = at_s
-                on_text(new)
-            return False
-        case "request.completed":
-            answer.usage = event["usage"]
-            answer.finish_reason = event["choices"][0]["finish_reason"]
-            return True
-        case "request.cancelled":
-            answer.usage = event["usage"]
-            answer.was_cancelled = True
-            return True
-        case "request.failed" | "error":
-            error = event["error"]
-            is_too_long = error.get("code") == "context_length_exceeded"
-            raise AnswerFailed(error["message"].rstrip("."), is_too_long=is_too_long)
-        case _:
-            return False
+def _unreached(gateway: Gateway, error: shoal.Disconnected) -> ShoalError:
+    """What to tell somebody whose gateway was tried again and again: what became of the last try."""
+    cause: BaseException | None = error
+    while cause is not None:
+        match cause:
+            case shoal.Unavailable():
+                return refusal(gateway, HTTPStatus.SERVICE_UNAVAILABLE)
+            case shoal.RequestError():
+                return AnswerFailed(cause.message.rstrip("."))
+            case aiohttp.ClientError() | OSError():
+                return unreachable(gateway, cause)
+        cause = cause.__cause__
+    return OperatorError(error.args[0].rstrip("."))
 
 
 def unreachable(gateway: Gateway, error: Exception) -> OperatorError:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -12,7 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
-from shared.errors import BucketUnavailable, LedgerUnavailable, PayloadTooLarge
+from shared.errors import BucketUnavailable, LedgerUnavailable, PayloadTooLarge, ShoalError
 from shared.transport.protocol import num_bytes
 
 T = TypeVar("T")
@@ -44,13 +44,37 @@ async def _on_enough_servers(make: Callable[[int], Awaitable[T]]) -> T:
         return await make(1)
 
 
-class JetStreamBucket:
-    """A key-value bucket of JetStream, made by whoever keeps something in it first."""
+class _Kept:
+    """What JetStream keeps under a name."""
+
+    _kind: ClassVar[str]
+    _error: ClassVar[type[ShoalError]]
 
     def __init__(self, name: str, client: Callable[[], Client]) -> None:
         """`client` gives the client of the moment; a transport renews its own."""
         self._name = name
         self._client = client
+
+    def _context(self) -> JetStreamContext:
+        return self._client().jetstream(timeout=_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        try:
+            yield
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise self._error(
+                f"the {self._kind} {self._name} cannot be used: {reason}; "
+                "the NATS server must be there and have JetStream on"
+            ) from error
+
+
+class JetStreamBucket(_Kept):
+    """A key-value bucket of JetStream, made by whoever keeps something in it first."""
+
+    _kind = "bucket"
+    _error = BucketUnavailable
 
     async def put(self, key: str, value: bytes) -> None:
         """Keep `value` under `key`."""
@@ -92,31 +116,19 @@ class JetStreamBucket:
             lambda replicas: self._context().create_key_value(bucket=self._name, replicas=replicas)
         )
 
-    def _context(self) -> JetStreamContext:
-        return self._client().jetstream(timeout=_TIMEOUT_S)
 
-    @contextlib.contextmanager
-    def _unavailable(self) -> Iterator[None]:
-        try:
-            yield
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise BucketUnavailable(
-                f"the bucket {self._name} cannot be used: {reason}; the NATS server must be there and have JetStream on"
-            ) from error
-
-
-class JetStreamLedger:
+class JetStreamLedger(_Kept):
     """A stream of JetStream that keeps its records for ever, made by whoever appends first.
 
     An operator may give the stream limits, replicas or a larger window for duplicates; these are left as they are.
     """
 
+    _kind = "stream"
+    _error = LedgerUnavailable
+
     def __init__(self, name: str, subject: str, client: Callable[[], Client]) -> None:
-        """`client` gives the client of the moment; a transport renews its own."""
-        self._name = name
+        super().__init__(name, client)
         self._subject = subject
-        self._client = client
 
     async def append(self, record_id: str, payload: bytes) -> None:
         """Keep a record once, and return when the server has acknowledged it."""
@@ -181,16 +193,3 @@ class JetStreamLedger:
             return await self._context().pull_subscribe(self._subject, stream=self._name, config=config)
         except nats.js.errors.NotFoundError:
             return None
-
-    def _context(self) -> JetStreamContext:
-        return self._client().jetstream(timeout=_TIMEOUT_S)
-
-    @contextlib.contextmanager
-    def _unavailable(self) -> Iterator[None]:
-        try:
-            yield
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise LedgerUnavailable(
-                f"the stream {self._name} cannot be used: {reason}; the NATS server must be there and have JetStream on"
-            ) from error

@@ -2,16 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+import shoal
 from shared.cli.mesh.ports import free_port
 from shared.cli.stream_client import Answer, AnswerFailed, Gateway, ask, list_models, normalized_url
 from shared.errors import OperatorError
-from tests.cli.gateway import USAGE, FakeGateway, completed, delta, failed, running
+from tests.cli.gateway import FakeGateway, completed, delta, failed, running
+from tests.client.fake_gateway import Conversation, accepted
+from tests.client.fake_gateway import FakeGateway as ScriptedGateway
 from tests.shared.transport.receiver import PATIENCE_S
 
-BODY: dict[str, object] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+CONSUMED = shoal.Usage(10, 3, 4)
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ async def test_text_comes_piece_by_piece_and_whole(gateway: FakeGateway) -> None
     answer, pieces = await _ask(gateway)
     assert pieces == ["Hello", " you"]
     assert answer.text == "Hello you"
-    assert (answer.finish_reason, answer.usage, answer.was_cancelled) == ("stop", USAGE, False)
+    assert (answer.finish_reason, answer.usage, answer.was_cancelled) == ("stop", CONSUMED, False)
     assert gateway.bodies == [BODY]
 
 
@@ -49,7 +54,7 @@ async def test_characters_outside_the_basic_plane_count_as_one(gateway: FakeGate
 
 async def test_a_missing_piece_is_noticed(gateway: FakeGateway) -> None:
     gateway.script = [delta(0, "Hello"), delta(6, "you"), completed()]
-    with pytest.raises(AnswerFailed, match="a piece of the answer is missing"):
+    with pytest.raises(OperatorError, match=r"a 'request\.delta' that makes no sense"):
         await _ask(gateway)
 
 
@@ -63,8 +68,8 @@ async def test_cancelling_ends_the_answer_and_keeps_what_came(gateway: FakeGatew
         cancel.set()
 
     answer = await asyncio.wait_for(ask(Gateway(gateway.url), BODY, on_text=on_text, cancel=cancel), PATIENCE_S)
-    assert (answer.text, answer.was_cancelled) == ("Hello", True)
-    assert gateway.received[-1] == {"type": "request.cancel", "id": "chat"}
+    assert (answer.text, answer.was_cancelled, answer.usage) == ("Hello", True, CONSUMED)
+    assert gateway.received[-1] == {"type": "request.cancel", "id": "stream"}
 
 
 async def test_a_cancellation_that_nobody_confirms_ends_all_the_same(
@@ -73,9 +78,16 @@ async def test_a_cancellation_that_nobody_confirms_ends_all_the_same(
     monkeypatch.setattr("shared.cli.stream_client._CANCEL_TIMEOUT_S", 0.05)
     gateway.script = [delta(0, "Hello")]
     cancel = asyncio.Event()
+    asking = ask(Gateway(gateway.url), BODY, on_text=lambda _text: cancel.set(), cancel=cancel)
+    answer = await asyncio.wait_for(asking, PATIENCE_S)
+    assert (answer.text, answer.was_cancelled, answer.usage) == ("Hello", True, None)
+
+
+async def test_an_answer_that_is_not_wanted_any_more_is_not_begun(gateway: FakeGateway) -> None:
+    cancel = asyncio.Event()
     cancel.set()
-    answer, _ = await _ask(gateway, cancel=cancel)
-    assert answer.was_cancelled
+    answer, pieces = await _ask(gateway, cancel=cancel)
+    assert (answer.was_cancelled, pieces) == (True, [])
 
 
 async def test_a_failure_is_told_in_the_meshs_words(gateway: FakeGateway) -> None:
@@ -97,21 +109,44 @@ async def test_a_conversation_that_is_too_long_can_be_told_from_other_failures(g
 
 async def test_a_text_that_no_frame_takes_is_too_large(gateway: FakeGateway) -> None:
     gateway.script, gateway.hangs_up, gateway.close_code = [], True, 1009
-    with pytest.raises(AnswerFailed, match="the text is larger than the gateway takes"):
+    with pytest.raises(AnswerFailed, match="larger than the gateway takes"):
         await _ask(gateway)
 
 
-async def test_a_gateway_that_hangs_up_is_a_failure(gateway: FakeGateway) -> None:
-    gateway.script = [delta(0, "Hel")]
-    gateway.hangs_up = True
-    with pytest.raises(AnswerFailed, match="closed the connection in the middle"):
-        await _ask(gateway)
+async def test_an_answer_goes_on_where_it_was_when_its_gateway_is_back() -> None:
+    async def die(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel"))
+        peer.cut()
+
+    async def come_back(peer: Conversation) -> None:
+        message = await peer.receive()
+        assert (message["type"], message["request_id"], message["offset"]) == ("request.resume", "req-1", [3])
+        await peer.send(accepted(), delta(3, "lo"), completed())
+        await peer.closed()
+
+    pieces: list[str] = []
+    async with ScriptedGateway(die, come_back) as gateway:
+        asking = ask(Gateway(gateway.address), BODY, on_text=pieces.append, cancel=asyncio.Event())
+        answer = await asyncio.wait_for(asking, PATIENCE_S)
+    assert (answer.text, pieces, answer.finish_reason) == ("Hello", ["Hel", "lo"], "stop")
 
 
 async def test_a_text_that_the_gateway_does_not_read_to_its_end_is_too_large(gateway: FakeGateway) -> None:
-    body: dict[str, object] = {"model": "tiny", "messages": [{"role": "user", "content": "a" * (32 << 20)}]}
-    with pytest.raises(AnswerFailed, match="larger than the gateway takes"):
+    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a" * (32 << 20)}]}
+    with pytest.raises(AnswerFailed, match="may be larger than they take") as caught:
         await ask(Gateway(gateway.url), body, on_text=print, cancel=asyncio.Event())
+    assert caught.value.is_too_long
+
+
+async def test_a_gateway_that_takes_nothing_at_the_moment_is_tried_again_and_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.cli.stream_client._PATIENCE_S", 0.3)
+    async with ScriptedGateway(status=503) as gateway:
+        with pytest.raises(OperatorError, match="takes no requests at this moment; try again soon"):
+            await ask(Gateway(gateway.address), BODY, on_text=print, cancel=asyncio.Event())
+        assert gateway.num_connections > 1
 
 
 async def test_an_event_from_the_future_is_passed_over(gateway: FakeGateway) -> None:
@@ -135,7 +170,8 @@ async def test_without_the_right_key_one_is_asked_for(gateway: FakeGateway) -> N
     assert (await _ask(gateway, key="right"))[0].text == "Hello you"
 
 
-async def test_nothing_at_the_address_is_said_with_what_to_do() -> None:
+async def test_nothing_at_the_address_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.cli.stream_client._PATIENCE_S", 0.3)
     gateway = FakeGateway()
     gateway.url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(OperatorError, match=r"nothing answers at http://127\.0\.0\.1:\d+; start it with `shoal up`"):
@@ -155,9 +191,9 @@ async def test_models_are_listed(gateway: FakeGateway) -> None:
 
 
 def test_speed_is_counted_between_the_first_and_the_last_text() -> None:
-    usage = {"completion_tokens": 11}
+    usage = shoal.Usage(1, 11, 0)
     assert Answer(usage=usage, first_text_s=1.0, last_text_s=3.0).tokens_per_s == 5.0
-    assert Answer(usage={"completion_tokens": 1}, first_text_s=1.0, last_text_s=1.0).tokens_per_s is None
+    assert Answer(usage=shoal.Usage(1, 1, 0), first_text_s=1.0, last_text_s=1.0).tokens_per_s is None
     assert Answer(usage=usage).tokens_per_s is None
     assert Answer().num_tokens == 0
 

@@ -17,7 +17,8 @@ from shared.cli.terminal import printable
 from shared.codec import encode
 from shared.ids import InstanceId, Service
 from shared.messages import GatewayStatus, Presence
-from tests.cli.gateway import USAGE, FakeGateway, completed, delta, failed, running
+from shoal import Usage
+from tests.cli.gateway import FakeGateway, completed, delta, failed, running
 from tests.cli.shoal import environ, shoal
 from tests.conftest import NatsServer
 
@@ -178,6 +179,6 @@ def test_what_is_printable_stays() -> None:
 
 
 def test_speed_in_words() -> None:
-    answer = Answer(usage=USAGE, first_text_s=0.25, last_text_s=1.25)
+    answer = Answer(usage=Usage(10, 3, 4), first_text_s=0.25, last_text_s=1.25)
     assert describe_speed(answer) == "3 tokens · 2.0 tokens/s · first after 0.25 s · 4 of 10 prompt tokens from cache"
     assert describe_speed(Answer()) == "0 tokens"

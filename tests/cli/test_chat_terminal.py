@@ -149,7 +149,7 @@ async def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(terminal: _Ter
     terminal.types("again")
     await terminal.sees("fine")
     assert [message["content"] for message in gateway.bodies[-1]["messages"]] == ["go", "On and on", "again"]
-    assert {"type": "request.cancel", "id": "chat"} in gateway.received
+    assert {"type": "request.cancel", "id": "stream"} in gateway.received
 
 
 async def test_ctrl_c_at_the_prompt_does_nothing_and_ctrl_d_leaves(terminal: _Terminal) -> None:

@@ -12,6 +12,12 @@ import shoal
 from tests.resets import reset
 
 PATIENCE_S = 10.0
+USAGE: dict[str, Any] = {
+    "prompt_tokens": 3,
+    "completion_tokens": 4,
+    "total_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 2},
+}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -122,18 +128,17 @@ def delta(offset: int, text: str, index: int = 0, **fields: Any) -> dict[str, An
     return {"type": "request.delta", "request_id": "req-1", "index": index, "offset": offset, "text": text} | fields
 
 
+def cancelled() -> dict[str, Any]:
+    return {"type": "request.cancelled", "id": "stream", "request_id": "req-1", "usage": USAGE}
+
+
 def completed(num_choices: int = 1) -> dict[str, Any]:
     return {
         "type": "request.completed",
         "id": "stream",
         "request_id": "req-1",
         "choices": [{"index": index, "finish_reason": "stop"} for index in range(num_choices)],
-        "usage": {
-            "prompt_tokens": 3,
-            "completion_tokens": 4,
-            "total_tokens": 7,
-            "prompt_tokens_details": {"cached_tokens": 2},
-        },
+        "usage": USAGE,
         "timing": {"queue_s": 0.1, "first_token_s": 0.2, "total_s": 0.3},
     }
 

@@ -1,11 +1,12 @@
 """Leaving a stream in any way cancels its request: the connection is closed in order."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import shoal
-from tests.client.fake_gateway import CHAT, Conversation, FakeGateway, accepted, client_of, delta
+from tests.client.fake_gateway import CHAT, Conversation, FakeGateway, accepted, cancelled, client_of, delta
 
 
 class EndlessGateway(FakeGateway):
@@ -31,6 +32,59 @@ async def test_leaving_the_loop_cancels() -> None:
             break
         assert await gateway.close_code == 1000
         assert stream.result is None
+
+
+class StoppableGateway(FakeGateway):
+    """Says something, and when it is told to stop, a bit more and the end, unless it dies of it."""
+
+    def __init__(self, *, dies: bool = False) -> None:
+        super().__init__(self._script)
+        self.told: dict[str, Any] = {}
+        self._dies = dies
+
+    async def _script(self, peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel"))
+        self.told = await peer.receive()
+        if self._dies:
+            peer.cut()
+        else:
+            await peer.send(delta(3, "lo"), cancelled())
+            await peer.closed()
+
+
+async def stop_at_once(stream: shoal.Stream, texts: list[str]) -> None:
+    async for one in stream:
+        texts.append(one.text)
+        await stream.stop()
+
+
+async def test_stopping_gives_what_was_produced_and_tells_what_was_consumed() -> None:
+    gateway = StoppableGateway()
+    async with client_of(gateway) as client:
+        texts: list[str] = []
+        with pytest.raises(shoal.RequestCancelled) as caught:
+            await stop_at_once(client.stream(**CHAT), texts)
+        assert (texts, caught.value.usage) == (["Hel", "lo"], shoal.Usage(3, 4, 2))
+        assert gateway.told == {"type": "request.cancel", "id": "stream"}
+
+
+async def test_what_was_stopped_is_not_resumed_when_its_connection_is_lost() -> None:
+    gateway = StoppableGateway(dies=True)
+    async with client_of(gateway) as client:
+        stream = client.stream(**CHAT)
+        await stop_at_once(stream, [])
+        assert stream.result is None
+        assert gateway.num_connections == 1
+
+
+async def test_stopping_before_there_is_a_connection_cancels() -> None:
+    gateway = EndlessGateway()
+    async with client_of(gateway) as client:
+        stream = client.stream(**CHAT)
+        await stream.stop()
+        assert [delta async for delta in stream] == []
+        assert gateway.num_connections == 0
 
 
 async def test_leaving_the_block_cancels() -> None:

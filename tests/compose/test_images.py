@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from shared.ids import Service
 from tests.compose.docker import ROOT
 
@@ -32,6 +34,19 @@ def test_each_service_has_an_image_with_the_packages_of_its_own_extra_and_of_tel
 def test_only_the_executors_image_has_torch() -> None:
     with_torch = {image for image, extras in _INSTALLS.items() if "torch" in _requirements(*extras.split()).stdout}
     assert with_torch == {"executor"}
+
+
+@pytest.mark.parametrize("command", ["pull", "models", "status", "pin", "usage", "chat"])
+def test_the_image_of_the_command_has_all_code_that_it_imports(command: str) -> None:
+    program = f"import sys, shared.cli.{command}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    needed = {"shared", "services", "shoal"} & set(done.stdout.split())
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    image = re.search(r"^FROM base AS operator\n(.*?)\n\n", dockerfile, re.MULTILINE | re.DOTALL)
+    assert image is not None
+    assert needed <= set(re.findall(r"^COPY --from=code /app/(\w+) /app/\1$", image[1], re.MULTILINE))
+    assert needed <= set(re.findall(r"^COPY (\w+) /app/\1$", dockerfile, re.MULTILINE))
+    assert needed <= set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
 
 
 def test_the_packages_of_no_extra_are_what_every_service_needs() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.detokenizer.bench import Bench
 from tests.detokenizer.vocabularies import Case, build
 
 
@@ -18,3 +19,9 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
         return cases[kind]
 
     return case
+
+
+@pytest.fixture
+def bench(case_of: Callable[[str], Case]) -> Bench:
+    """Open requests of a model whose tokenizer works on bytes."""
+    return Bench(case_of("byte level"))

@@ -8,92 +8,23 @@ import pytest
 from services.detokenizer.incremental import TextDecoder
 from services.detokenizer.open_requests import OpenRequests
 from services.detokenizer.outbox import Outbox
-from shared.codec import encode
 from shared.errors import RequestError
-from shared.ids import InstanceId, RequestId
 from shared.messages import (
     CancelRequest,
     ChoiceText,
     ChoiceTokens,
     DecodeTokens,
     ErrorInfo,
-    FinishReason,
-    Message,
     Outcome,
     ReplayLog,
-    RequestClosed,
-    RequestOpened,
     StopStringFound,
     TextOptions,
     TextProduced,
-    Timing,
     TokenLogprobs,
-    Usage,
     int32s,
 )
+from tests.detokenizer.bench import GATEWAY, LENGTH, ME, SCHEDULER, STOP, A, B, Bench, closed, opened
 from tests.detokenizer.vocabularies import Case
-
-ME, SCHEDULER, GATEWAY = InstanceId("detokenizer-1"), InstanceId("scheduler-1"), InstanceId("gateway-1")
-OTHER_SCHEDULER, OTHER_GATEWAY = InstanceId("scheduler-2"), InstanceId("gateway-2")
-A, B = RequestId("req-a"), RequestId("req-b")
-LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
-PLAIN = TextOptions()
-
-
-class Bench:
-    """Open requests, and what they have sent."""
-
-    def __init__(self, case: Case, max_open_choices: int = 10) -> None:
-        self.case = case
-        self.outbox = Outbox(ME)
-        self.requests = OpenRequests(
-            case.decoding, self.outbox, model="m", max_open_choices=max_open_choices, max_silence_s=60
-        )
-        self.sent: list[tuple[InstanceId, Message]] = []
-
-    def take(
-        self,
-        opened: Sequence[RequestOpened] = (),
-        tokens: Sequence[ChoiceTokens] = (),
-        closed: Sequence[RequestClosed] = (),
-        scheduler_id: InstanceId = SCHEDULER,
-        now: float = 0.0,
-    ) -> list[tuple[InstanceId, Message]]:
-        """Handle one message; what follows from it."""
-        self.requests.take(DecodeTokens(scheduler_id, tuple(opened), tuple(tokens), tuple(closed)), now)
-        sent = self.outbox.take(max_message_bytes=1 << 20)
-        self.sent += sent
-        return sent
-
-    def closed(self) -> list[RequestClosed]:
-        """All ends so far."""
-        return [end for _, message in self.sent if isinstance(message, TextProduced) for end in message.closed]
-
-    def texts(self) -> list[ChoiceText]:
-        """All text so far."""
-        return [text for _, message in self.sent if isinstance(message, TextProduced) for text in message.texts]
-
-    def entry(
-        self, request_id: RequestId, offset: int, tokens: str, reason: FinishReason | None = None, index: int = 0
-    ) -> ChoiceTokens:
-        """Entries of a log; `tokens` are words of the vocabulary."""
-        token_ids = int32s(self.case.id_of(token) for token in tokens.split())
-        return ChoiceTokens(request_id, index, offset, token_ids, reason)
-
-
-def opened(request_id: RequestId, *, num_choices: int = 1, text: TextOptions = PLAIN) -> RequestOpened:
-    return RequestOpened(request_id, SCHEDULER, GATEWAY, "m", text, num_choices)
-
-
-def closed(
-    request_id: RequestId, *counts: int, outcome: Outcome = Outcome.COMPLETED, error: ErrorInfo | None = None
-) -> RequestClosed:
-    return RequestClosed(request_id, outcome, Usage(5, 2, counts), Timing(1.0, 2.0, 3.0), error)
-
-
-@pytest.fixture
-def bench(case_of: Callable[[str], Case]) -> Bench:
-    return Bench(case_of("byte level"))
 
 
 def test_a_request_goes_through_in_one_message(bench: Bench) -> None:
@@ -236,60 +167,6 @@ def test_opening_again_changes_nothing(bench: Bench) -> None:
     assert bench.requests.num_open_choices == 1
 
 
-def again(request: RequestOpened, *, attempt: int = 1, replay: int = 0) -> RequestOpened:
-    """The request in a later attempt, which another scheduler has, or said once more."""
-    scheduler_id = OTHER_SCHEDULER if attempt > 1 else SCHEDULER
-    return msgspec.structs.replace(request, scheduler_id=scheduler_id, attempt=attempt, replay=replay)
-
-
-def test_a_later_attempt_begins_again_and_the_earlier_one_is_not_heard_any_more(bench: Bench) -> None:
-    bench.take([opened(A)], [bench.entry(A, 0, "the")])
-    later = [again(opened(A), attempt=2)]
-    bench.take(later, [bench.entry(A, 0, "the Ġcat")], scheduler_id=OTHER_SCHEDULER)
-    sent = bench.take(tokens=[bench.entry(A, 1, "Ġdog")], closed=[closed(A, 2)])
-    assert sent == [(SCHEDULER, ReplayLog(A, ME))], "it may be a still later one, whose opening was lost"
-    assert [(text.text, text.attempt) for text in bench.texts()] == [("the", 1), ("the cat", 2)]
-    assert (bench.requests.num_open_choices, bench.requests.num_unknown) == (1, 2)
-
-
-def test_a_scheduler_that_opens_an_earlier_attempt_is_told_to_stop_it(bench: Bench) -> None:
-    bench.take([again(opened(A), attempt=2)], scheduler_id=OTHER_SCHEDULER)
-    sent = bench.take([again(opened(A), replay=7)], [bench.entry(A, 0, "the")])
-    assert (SCHEDULER, CancelRequest(A, GATEWAY, 1)) in sent
-    assert bench.texts() == []
-    bench.take(tokens=[bench.entry(A, 0, "the", LENGTH)], closed=[closed(A, 1)], scheduler_id=OTHER_SCHEDULER)
-    assert len(bench.requests) == 0
-    sent = bench.take([again(opened(A), replay=8)])
-    assert sent == [(SCHEDULER, CancelRequest(A, GATEWAY, 1))], "after its end as well"
-
-
-def test_a_replay_says_everything_once_more_also_to_another_gateway(bench: Bench) -> None:
-    bench.take([opened(A)], [bench.entry(A, 0, "the Ġcat")])
-    elsewhere = msgspec.structs.replace(again(opened(A), replay=1), gateway_id=OTHER_GATEWAY)
-    sent = bench.take([elsewhere], [bench.entry(A, 0, "the Ġcat"), bench.entry(A, 2, "Ġdog")])
-    assert [instance_id for instance_id, _ in sent] == [OTHER_GATEWAY]
-    assert [(text.char_offset, text.text) for text in bench.texts()] == [(0, "the cat"), (0, "the cat"), (7, " dog")]
-    assert bench.requests.num_open_choices == 1
-
-
-def test_an_ended_request_is_opened_again_by_a_replay_and_by_nothing_else(bench: Bench) -> None:
-    whole = [bench.entry(A, 0, "the", LENGTH)]
-    bench.take([opened(A)], whole, [closed(A, 1)])
-    assert bench.take([opened(A)], whole, [closed(A, 1)]) == []
-    bench.take([again(opened(A), replay=1)], whole, [closed(A, 1)])
-    assert bench.closed() == [closed(A, 1), closed(A, 1)]
-
-
-def test_what_belongs_to_no_request_is_counted_and_asked_for_now_and_then(bench: Bench) -> None:
-    sent = bench.take(tokens=[bench.entry(A, 0, "the")], closed=[closed(A, 1)])
-    assert sent == [(SCHEDULER, ReplayLog(A, ME))]
-    assert bench.requests.num_unknown == 2
-    questions = [len(bench.take(tokens=[bench.entry(A, n, "the")], now=n / 10)) for n in range(100)]
-    assert sum(questions) == 3, "after 1, 3 and 7 seconds"
-    bench.take([opened(A)], [bench.entry(A, 0, "the")], now=10.0)
-    assert [text.text for text in bench.texts()] == ["the"]
-
-
 def test_requests_of_a_scheduler_that_is_gone_are_dropped_silently(bench: Bench) -> None:
     bench.take([opened(A, num_choices=2)], now=10.0)
     alive = {GATEWAY}
@@ -302,19 +179,6 @@ def test_requests_of_a_scheduler_that_is_gone_are_dropped_silently(bench: Bench)
 def test_requests_of_a_gateway_that_is_gone_are_kept_for_the_one_that_comes_for_them(bench: Bench) -> None:
     bench.take([opened(A)], now=10.0)
     assert bench.requests.drop_stale({SCHEDULER}.__contains__, 20.0) == 0
-
-
-def test_log_probabilities_that_nobody_knows_leave_those_of_later_tokens_in_their_places(bench: Bench) -> None:
-    known = [TokenLogprobs(-float(n)) for n in range(4)]
-    words = [bench.entry(A, 0, "the"), bench.entry(A, 1, "â")]
-    resumed = [msgspec.structs.replace(entry, logprobs=(None,)) for entry in words]
-    rest = msgspec.structs.replace(bench.entry(A, 2, "Ĥ ¬ Ġcat"), logprobs=tuple(known[1:]))
-    bench.take([opened(A)], [*resumed, rest])
-    first, second = bench.texts()
-    assert (first.text, first.logprobs) == ("the", ())
-    assert (second.token_offset, len(second.token_ids)) == (1, 4)
-    assert [position.chosen.logprob for position in second.logprobs] == [-1.0, -2.0, -3.0]
-    assert [position.chosen.token_id for position in second.logprobs] == list(second.token_ids[1:])
 
 
 def test_log_probabilities_end_where_a_stop_string_does(bench: Bench) -> None:
@@ -331,28 +195,6 @@ def test_a_request_of_which_nothing_is_heard_is_dropped(bench: Bench) -> None:
     assert bench.requests.drop_stale(lambda _: True, 69.0) == 0
     assert bench.requests.drop_stale(lambda _: True, 71.0) == 1
     assert bench.requests.drop_stale(lambda _: True, 111.0) == 1
-
-
-def test_a_whole_log_that_another_detokenizer_left_comes_in_parts_that_a_message_carries(bench: Bench) -> None:
-    words = "the Ġcat Ġdog " * 400
-    logprobs = tuple(TokenLogprobs(-float(n), int32s(range(20)), (-1.0,) * 20) for n in range(1200))
-    whole = msgspec.structs.replace(bench.entry(A, 0, words, LENGTH), logprobs=logprobs)
-    bench.requests.take(DecodeTokens(SCHEDULER, (opened(A),), (whole,), (closed(A, 1200),)), 0.0)
-    messages = [message for _, message in bench.outbox.take(max_message_bytes=1 << 20)]
-    assert all(len(encode(message)) < 1 << 20 for message in messages)
-    texts = [text for message in messages if isinstance(message, TextProduced) for text in message.texts]
-    assert "".join(text.text for text in texts) == "the cat dog" * 400
-    assert [token_id for text in texts for token_id in text.token_ids] == list(whole.token_ids)
-    assert [place.chosen.logprob for text in texts for place in text.logprobs] == [-float(n) for n in range(1200)]
-    assert [text.finish_reason for text in texts] == [None] * (len(texts) - 1) + [LENGTH]
-    assert [text.char_offset for text in texts] == [sum(len(t.text) for t in texts[:n]) for n in range(len(texts))]
-
-
-def test_a_whole_log_ends_at_its_stop_string(bench: Bench) -> None:
-    whole = bench.entry(A, 0, "the Ġcat Ġdog " * 200, LENGTH)
-    bench.take([opened(A, text=TextOptions(stop=("x", "dogthe cat dogthe")))], [whole], [closed(A, 600)])
-    assert "".join(text.text for text in bench.texts()) == "the cat "
-    assert bench.closed() == [closed(A, 7)]
 
 
 class Undecodable:

@@ -1,7 +1,7 @@
 """The detokenizer as its peers see it: batches in, one message for each gateway out, and it forgets who is gone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,7 +10,7 @@ from services.detokenizer.service import DetokenizerService
 from shared import subjects
 from shared.actor import Identity, Tick
 from shared.clock import FakeClock
-from shared.codec import Decoder, encode
+from shared.codec import encode
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
     ChoiceTokens,
@@ -34,6 +34,7 @@ from shared.messages import (
 )
 from shared.presence import DEAD_AFTER_S
 from shared.transport.memory import MemoryBroker, MemoryTransport
+from tests import peers
 from tests.detokenizer.vocabularies import Case
 
 ME = Identity(Service.DETOKENIZER, InstanceId("detokenizer-1"), "detokenizer-1")
@@ -42,31 +43,12 @@ TIMEOUT_S = 10
 PLAIN = TextOptions()
 
 
-class Peer:
-    """Somebody with an inbox."""
-
-    def __init__(self, broker: MemoryBroker, instance_id: InstanceId, inbound: object) -> None:
-        self.transport = MemoryTransport(broker)
-        self._instance_id = instance_id
-        self._decoder: Decoder[Message] = Decoder(inbound)
-        self._received: asyncio.Queue[Message] = asyncio.Queue()
-
-    async def connect(self) -> None:
-        """Listen."""
-
-        async def receive(payload: bytes, _headers: Mapping[str, str]) -> None:
-            self._received.put_nowait(self._decoder.decode(payload))
-
-        await self.transport.connect()
-        await self.transport.subscribe(subjects.inbox(self._instance_id), receive)
+class Peer(peers.Peer):
+    """Somebody who talks to the service."""
 
     async def send(self, message: Message) -> None:
         """Send to the detokenizer."""
         await self.transport.publish(subjects.inbox(ME.instance_id), encode(message))
-
-    async def receive(self) -> Message:
-        """The next message, which must come."""
-        return await asyncio.wait_for(self._received.get(), TIMEOUT_S)
 
     async def receive_texts(self) -> TextProduced:
         """The next message, which must be of text."""

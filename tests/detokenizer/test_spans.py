@@ -13,7 +13,7 @@ from shared.messages import Attributes, Outcome, RequestOpened
 from shared.telemetry import names
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing
-from tests.detokenizer.test_open_requests import SCHEDULER, A, Bench, closed, opened
+from tests.detokenizer.bench import SCHEDULER, A, Bench, closed, opened
 from tests.detokenizer.vocabularies import Case
 from tests.shared.telemetry.spans import CONTEXT
 

@@ -1,13 +1,12 @@
 """What tests of the gateway's spans share: a trace of a client's, and what is kept of a request."""
 
-from shared.ids import InstanceId, RequestId, Service
+from shared.ids import RequestId, Service
 from shared.messages import Span, TraceContext
 from tests.gateway.harness import Harness
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01", "tracestate": "vendor=1"}
 PARENT = TraceContext(bytes.fromhex(TRACE_ID), bytes.fromhex(SPAN_ID), is_sampled=True, state="vendor=1")
-OTHER = InstanceId("scheduler-bbbbbbbb")
 
 
 def spans(harness: Harness, request_id: str, name: str | None = None) -> list[Span]:

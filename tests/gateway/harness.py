@@ -15,7 +15,7 @@ from services.gateway.mesh import Mesh
 from services.gateway.service import Gateway
 from shared.actor import Identity, Tick
 from shared.clock import FakeClock
-from shared.ids import Service, new_instance_id
+from shared.ids import InstanceId, Service, new_instance_id
 from shared.telemetry.answering import Answering
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Tracing
@@ -24,6 +24,9 @@ from tests.gateway.fake_mesh import MODEL, PATIENCE_S, FakeMesh, FakeRequest
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Once"}
+CHAT_PATH = "/v1/chat/completions"
+OTHER_SCHEDULER = InstanceId("scheduler-bbbbbbbb")
+"""One beside that of the fake mesh."""
 
 
 @dataclasses.dataclass
@@ -92,7 +95,7 @@ class Harness:
 
     async def chat(self, **fields: Any) -> tuple[int, Any]:
         """Status and document of a chat completion that needs nothing of the mesh."""
-        async with self.post("/v1/chat/completions", CHAT | fields) as response:
+        async with self.post(CHAT_PATH, CHAT | fields) as response:
             return response.status, await response.json()
 
     async def start_chat(self, **fields: Any) -> tuple[asyncio.Task[tuple[int, Any]], FakeRequest]:
@@ -101,7 +104,7 @@ class Harness:
         return asking, await self.fake.next_request()
 
     async def open_stream(
-        self, body: dict[str, Any], path: str = "/v1/chat/completions"
+        self, body: dict[str, Any], path: str = CHAT_PATH
     ) -> tuple[aiohttp.ClientResponse, FakeRequest]:
         """A stream that has begun, and the mesh's side of it."""
         asking = asyncio.create_task(self.http.post(self.url + path, json=body | {"stream": True}))

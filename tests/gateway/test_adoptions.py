@@ -1,193 +1,17 @@
-"""Requests that outlive their connection or their gateway: found again, kept for a while, let go."""
+"""Requests of other gateways: found, adopted, and let go when this gateway leaves."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from services.gateway.chat import chat_draft
 from services.gateway.config import GatewayConfig
-from services.gateway.keys import Caller
-from services.gateway.mesh import Resumed
-from services.gateway.streams import Stream
 from shared import attempts
 from shared.errors import NotFound, Overloaded, Unavailable
-from shared.ids import InstanceId, RequestId, Service
-from shared.messages import (
-    AdoptRequest,
-    FinishReason,
-    Message,
-    Outcome,
-    RequestAdopted,
-    RequestFound,
-    RequestMoved,
-    RequestPast,
-    SubmitRequest,
-    SubmitTokens,
-    TextOptions,
-    TokenPrompt,
-    int32s,
-)
-from shared.sampling import SamplingParams
-from tests.gateway.fake_mesh import MODEL, FakeRequest, logprobs_of
-from tests.gateway.harness import CHAT, Harness, running_gateway
-
-ME, CLIENT = Caller("tenant", "me"), b"how to tell it"
-R = RequestId("req-elsewhere")
-OTHER = InstanceId("scheduler-bbbbbbbb")
-
-
-async def open_request(harness: Harness, client: bytes = CLIENT, **fields: Any) -> tuple[Stream, FakeRequest]:
-    """A request that a client reads here, and the mesh's side of it."""
-    streams = harness.mesh.admit(chat_draft(CHAT | fields), ME, client=client)
-    await harness.mesh.submit(streams)
-    request = await harness.fake.next_request()
-    await request.accept()
-    await harness.settle()
-    return streams[0], request
-
-
-def adopted(
-    harness: Harness, query_id: str, attempt: int, *, has_ended: bool = False, by: InstanceId | None = None
-) -> RequestAdopted:
-    """What the scheduler answers that has the request."""
-    submission = SubmitTokens(
-        request_id=R,
-        gateway_id=harness.gateway.identity.instance_id,
-        model=MODEL,
-        tenant="tenant",
-        prompt_token_ids=int32s([1, 2, 3]),
-        sampling=SamplingParams(seed=1),
-        text=TextOptions(),
-        num_choices=1,
-        max_tokens=10,
-        attempt=attempt,
-        past=RequestPast(age_s=20.0, queue_s=1.0, first_token_s=2.0, num_cached_tokens=3),
-        owner="me",
-        client=CLIENT,
-    )
-    return RequestAdopted(query_id, by or harness.fake.scheduler_id, submission, (2,), has_ended)
-
-
-def mesh_side(harness: Harness, answer: RequestAdopted) -> FakeRequest:
-    """The request as the mesh has it that gave this answer."""
-    given = answer.submission
-    message = SubmitRequest(
-        request_id=given.request_id,
-        gateway_id=given.gateway_id,
-        scheduler_id=answer.scheduler_id,
-        model=given.model,
-        tenant=given.tenant,
-        prompt=TokenPrompt(given.prompt_token_ids),
-        sampling=given.sampling,
-        attempt=given.attempt,
-    )
-    return FakeRequest(harness.fake, message)
-
-
-async def look(harness: Harness) -> tuple[asyncio.Task[Resumed], str]:
-    """A client comes back for a request of another gateway: the task that waits for it, and the id of its question."""
-    looking = asyncio.create_task(harness.mesh.resume(R, "me"))
-    asked = await harness.fake.next_search()
-    assert (asked.request_id, asked.owner) == (R, "me")
-    assert asked.gateway_id == harness.gateway.identity.instance_id
-    return looking, asked.query_id
-
-
-async def tell(harness: Harness, message: Message) -> None:
-    """Say something to the gateway."""
-    await harness.fake.send_to(harness.gateway.identity.instance_id, message)
-    await harness.settle()
-
-
-async def find(harness: Harness, query_id: str, attempt: int = 1, by: InstanceId | None = None) -> AdoptRequest:
-    """A scheduler has it, and is asked to hand it over."""
-    await tell(harness, RequestFound(query_id, R, by or harness.fake.scheduler_id, attempt))
-    asked = await harness.fake.next_adoption()
-    assert (asked.query_id, asked.request_id, asked.owner, asked.attempt) == (query_id, R, "me", attempt)
-    assert asked.next_attempt > attempt
-    return asked
-
-
-async def adopt(harness: Harness, **fields: Any) -> tuple[Resumed, FakeRequest]:
-    """A request of another gateway, found for a client, and the mesh's side of it."""
-    looking, query_id = await look(harness)
-    asked = await find(harness, query_id)
-    answer = adopted(harness, query_id, asked.next_attempt, **fields)
-    await harness.fake.send_to(asked.gateway_id, answer)
-    return await looking, mesh_side(harness, answer)
-
-
-# Here.
-
-
-async def test_a_request_that_is_open_here_is_found_here(harness: Harness) -> None:
-    stream, request = await open_request(harness)
-    await request.say("ab", num_tokens=2)
-    await harness.settle()
-    found = await harness.mesh.resume(stream.request_id, "me")
-    assert found.stream is stream
-    assert (found.client, found.num_tokens) == (CLIENT, (2,))
-    assert harness.fake.searches.empty()
-
-
-@pytest.mark.parametrize(("owner", "client"), [("somebody else", CLIENT), ("me", b"")])
-async def test_what_is_not_ones_own_or_not_resumable_is_not_found(harness: Harness, owner: str, client: bytes) -> None:
-    stream, _ = await open_request(harness, client)
-    with pytest.raises(NotFound):
-        await harness.mesh.resume(stream.request_id, owner)
-    assert harness.fake.searches.empty(), "nobody else has it either"
-
-
-async def test_a_detached_request_goes_on_and_is_cancelled_when_nobody_comes() -> None:
-    async with running_gateway(resume_grace_s=10.0) as harness:
-        stream, request = await open_request(harness)
-        await harness.mesh.detach([stream])
-        await request.say("a")
-        await harness.advance(9.5)
-        assert harness.gateway.status().num_detached_requests == 1
-        assert harness.fake.cancellations.empty()
-        await harness.advance(0.5)
-        assert await harness.fake.next_cancellation() == stream.request_id
-        await request.close(Outcome.CANCELLED)
-        await harness.nothing_is_left()
-        assert harness.gateway.status().num_detached_requests == 0
-
-
-async def test_a_request_that_somebody_comes_back_for_goes_on(harness: Harness) -> None:
-    stream, request = await open_request(harness)
-    await harness.mesh.detach([stream])
-    await harness.advance(25.0)
-    found = await harness.mesh.resume(stream.request_id, "me")
-    harness.mesh.attach([found.stream])
-    await harness.advance(25.0)
-    assert harness.fake.cancellations.empty()
-    await request.say("a")
-    await request.finish()
-    await harness.nothing_is_left()
-    assert stream.end is not None
-    assert stream.end.outcome is Outcome.COMPLETED
-
-
-async def test_without_grace_a_detached_request_is_cancelled_at_once() -> None:
-    async with running_gateway(resume_grace_s=0.0) as harness:
-        stream, _ = await open_request(harness)
-        await harness.mesh.detach([stream])
-        assert await harness.fake.next_cancellation() == stream.request_id
-
-
-async def test_detaching_what_has_ended_changes_nothing(harness: Harness) -> None:
-    stream, request = await open_request(harness)
-    await request.finish()
-    await harness.nothing_is_left()
-    await harness.mesh.detach([stream])
-    harness.mesh.attach([stream])
-    await harness.mesh.cancel([stream])
-    await harness.advance(60.0)
-    assert harness.fake.cancellations.empty()
-
-
-# From elsewhere.
+from shared.ids import InstanceId, Service
+from shared.messages import FinishReason, Outcome, RequestFound, RequestMoved, RequestPast, SubmitTokens
+from tests.gateway.elsewhere import CLIENT, R, adopt, adopted, find, look, mesh_side, open_request, tell
+from tests.gateway.fake_mesh import logprobs_of
+from tests.gateway.harness import OTHER_SCHEDULER, Harness, running_gateway
 
 
 async def test_a_request_of_another_gateway_is_adopted_with_all_that_was_said(harness: Harness) -> None:
@@ -231,7 +55,7 @@ async def test_an_adopted_request_goes_on_at_another_scheduler_too(harness: Harn
     await request.say("ab", num_tokens=2, logprobs=[logprobs_of("a"), logprobs_of("b")])
     await harness.advance(5.0)
     submitted: asyncio.Queue[SubmitTokens] = asyncio.Queue()
-    await harness.fake.take_submissions(OTHER, submitted.put_nowait)
+    await harness.fake.take_submissions(OTHER_SCHEDULER, submitted.put_nowait)
     await harness.fake.announce(Service.SCHEDULER, harness.fake.scheduler_id, is_leaving=True)
     message = await asyncio.wait_for(submitted.get(), 5)
     assert message.attempt == request.message.attempt + 1
@@ -242,22 +66,22 @@ async def test_an_adopted_request_goes_on_at_another_scheduler_too(harness: Harn
 
 
 async def test_of_two_schedulers_that_answer_the_one_with_the_later_attempt_counts(harness: Harness) -> None:
-    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.add_scheduler(OTHER_SCHEDULER)
     looking, query_id = await look(harness)
     first = await find(harness, query_id, 1)
-    second = await find(harness, query_id, 2, by=OTHER)
+    second = await find(harness, query_id, 2, by=OTHER_SCHEDULER)
     assert second.next_attempt > first.next_attempt, "both may come about"
     await tell(harness, adopted(harness, query_id, first.next_attempt))
     found = await looking
     told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
     assert (told.attempt, told.goes_on) == (2, True), "should it have missed that it is wanted"
     early = mesh_side(harness, adopted(harness, "", first.next_attempt))
-    await tell(harness, adopted(harness, query_id, second.next_attempt, by=OTHER))
+    await tell(harness, adopted(harness, query_id, second.next_attempt, by=OTHER_SCHEDULER))
     told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
     assert (told.request_id, told.attempt, told.goes_on) == (R, first.next_attempt, True)
     await early.say("x")
     await early.close(Outcome.CANCELLED)
-    late = mesh_side(harness, adopted(harness, "", second.next_attempt, by=OTHER))
+    late = mesh_side(harness, adopted(harness, "", second.next_attempt, by=OTHER_SCHEDULER))
     await late.say("abc")
     await late.finish()
     await harness.nothing_is_left()
@@ -265,11 +89,11 @@ async def test_of_two_schedulers_that_answer_the_one_with_the_later_attempt_coun
 
 
 async def test_an_adoption_that_comes_about_after_a_later_one_is_dismissed(harness: Harness) -> None:
-    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.add_scheduler(OTHER_SCHEDULER)
     looking, query_id = await look(harness)
     first = await find(harness, query_id, 1)
-    second = await find(harness, query_id, 2, by=OTHER)
-    await tell(harness, adopted(harness, query_id, second.next_attempt, by=OTHER))
+    second = await find(harness, query_id, 2, by=OTHER_SCHEDULER)
+    await tell(harness, adopted(harness, query_id, second.next_attempt, by=OTHER_SCHEDULER))
     assert (await looking).stream.is_accepted
     while not harness.fake.cancellations.empty():
         harness.fake.cancellations.get_nowait()
@@ -281,17 +105,17 @@ async def test_an_adoption_that_comes_about_after_a_later_one_is_dismissed(harne
 async def test_an_earlier_attempt_that_is_found_late_is_dismissed(harness: Harness) -> None:
     looking, query_id = await look(harness)
     await find(harness, query_id, 2)
-    await tell(harness, RequestFound(query_id, R, OTHER, 1))
+    await tell(harness, RequestFound(query_id, R, OTHER_SCHEDULER, 1))
     assert harness.fake.adoptions.empty(), "a later one was found already"
-    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.add_scheduler(OTHER_SCHEDULER)
     answer = adopted(harness, query_id, attempts.after_adoption(2, harness.gateway.identity.instance_id))
     await tell(harness, answer)
     await looking
     for _ in range(2):
         told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
         assert (told.attempt, told.goes_on) == (1, True)
-        await tell(harness, RequestFound("late", R, OTHER, 1))
-    await tell(harness, RequestFound("late", R, OTHER, 2 * answer.submission.attempt))
+        await tell(harness, RequestFound("late", R, OTHER_SCHEDULER, 1))
+    await tell(harness, RequestFound("late", R, OTHER_SCHEDULER, 2 * answer.submission.attempt))
     assert (await asyncio.wait_for(harness.fake.cancellations.get(), 5)).attempt == 1
     assert harness.fake.cancellations.empty(), "whoever has a later one knows better"
 
@@ -402,10 +226,10 @@ async def test_a_request_that_its_client_reads_elsewhere_ends_here_without_being
 
 async def test_what_moved_while_it_was_handed_over_stops_where_it_was_handed_to(harness: Harness) -> None:
     stream, request = await open_request(harness)
-    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.add_scheduler(OTHER_SCHEDULER)
     await harness.fake.announce(Service.SCHEDULER, harness.fake.scheduler_id, is_leaving=True)
     again = await harness.fake.next_request()
-    assert (again.message.scheduler_id, again.message.attempt) == (OTHER, 2)
+    assert (again.message.scheduler_id, again.message.attempt) == (OTHER_SCHEDULER, 2)
     await tell(harness, RequestMoved(stream.request_id, harness.fake.scheduler_id, 2**43))
     assert stream.end is not None
     told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
@@ -431,9 +255,6 @@ async def test_a_stream_of_an_earlier_stay_has_no_say_over_a_request_that_came_b
     await request.say("ab", finish_reason=FinishReason.STOP)
     await harness.settle()
     assert again.stream.choices[0].text == "ab"
-
-
-# The gateway itself.
 
 
 async def test_a_leaving_gateway_lets_go_what_can_be_resumed_and_fails_the_rest(harness: Harness) -> None:

@@ -10,10 +10,9 @@ import pytest
 from shared.errors import DeadlineExceeded
 from shared.messages import ErrorInfo, Outcome
 from tests.gateway.fake_mesh import MODEL
-from tests.gateway.harness import CHAT, COMPLETION, Harness, assert_ended_once, events_of, text_of
+from tests.gateway.harness import CHAT, CHAT_PATH, COMPLETION, Harness, assert_ended_once, events_of, text_of
 from tests.gateway.peers import Peer
 
-PATH = "/v1/chat/completions"
 LATE = ErrorInfo.of(DeadlineExceeded("the request's timeout_ms is over"))
 CODE = "deadline_exceeded"
 USAGE = {
@@ -24,13 +23,13 @@ USAGE = {
 }
 
 
-async def answer_of(harness: Harness, body: dict[str, Any], path: str = PATH) -> tuple[int, Any, str | None]:
+async def answer_of(harness: Harness, body: dict[str, Any], path: str = CHAT_PATH) -> tuple[int, Any, str | None]:
     async with harness.post(path, body) as response:
         return response.status, await response.json(), response.headers.get("X-Should-Retry")
 
 
 @pytest.mark.parametrize("text", ["", "some text"])
-@pytest.mark.parametrize(("path", "body"), [(PATH, CHAT), ("/v1/completions", COMPLETION)])
+@pytest.mark.parametrize(("path", "body"), [(CHAT_PATH, CHAT), ("/v1/completions", COMPLETION)])
 async def test_whole_answer_that_is_late_is_a_504_in_the_queue_and_in_mid_output(
     harness: Harness, path: str, body: dict[str, Any], text: str
 ) -> None:

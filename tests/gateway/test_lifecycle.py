@@ -9,11 +9,8 @@ from shared import subjects
 from shared.errors import Disconnected, InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.ids import RequestId
 from shared.messages import ErrorInfo, FinishReason, Outcome, RequestAccepted
-from tests.gateway.fake_mesh import FakeRequest
-from tests.gateway.harness import CHAT, Harness, assert_ended_once, events_of, text_of
-
-PATH = "/v1/chat/completions"
-
+from tests.gateway.fake_mesh import MODEL, FakeRequest
+from tests.gateway.harness import CHAT, CHAT_PATH, Harness, assert_ended_once, events_of, text_of
 
 # Ends that the mesh brings about.
 
@@ -75,7 +72,7 @@ async def test_failure_of_a_whole_answer_has_its_own_status(harness: Harness) ->
 async def test_refusal_says_in_whole_seconds_when_to_try_again(
     harness: Harness, kind: type[RequestError], seconds: float | None, header: str | None, is_stream: bool
 ) -> None:
-    asking = asyncio.create_task(harness.http.post(harness.url + PATH, json=CHAT | {"stream": is_stream}))
+    asking = asyncio.create_task(harness.http.post(harness.url + CHAT_PATH, json=CHAT | {"stream": is_stream}))
     request = await harness.fake.next_request()
     await request.refuse(ErrorInfo.of(kind("Later.", retry_after_s=seconds)))
     if kind is Unavailable:  # somebody else might take it in a moment
@@ -135,6 +132,18 @@ async def test_unreadable_message_is_dropped(harness: Harness) -> None:
     await request.complete("a")
     assert (await asking)[0] == 200
     assert harness.gateway.num_dropped_messages == 1
+
+
+async def test_bug_in_a_shape_ends_its_stream_with_an_error(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    response, request = await harness.open_stream(CHAT)
+    monkeypatch.setattr("services.gateway.chat.ChatShape.chunks", broken)
+    await request.say("a")
+    assert_ended_once(await events_of(response), error=RequestError.code)
+    assert await harness.fake.next_cancellation() == request.request_id
+    assert MODEL in harness.mesh.admission.models()
 
 
 # Lost and repeated messages.

@@ -100,24 +100,30 @@ async def test_resume_of_wrong_types_is_no_message(harness: Harness, peer: Peer,
     assert (answer["type"], answer["error"]["param"]) == ("error", param)
 
 
-async def test_search_holds_up_nothing_else_on_the_socket(
-    harness: Harness, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = asyncio.Event()
+def hold_up_searches(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """From now on the gateway looks for requests only once this is set."""
+    may_search = asyncio.Event()
     search = harness.mesh.resume
 
     async def slowly(*arguments: Any) -> Any:
-        await found.wait()
+        await may_search.wait()
         return await search(*arguments)
 
-    request = await left_behind(harness, "Hel")
     monkeypatch.setattr(harness.mesh, "resume", slowly)
+    return may_search
+
+
+async def test_search_holds_up_nothing_else_on_the_socket(
+    harness: Harness, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = await left_behind(harness, "Hel")
+    may_search = hold_up_searches(harness, monkeypatch)
     await peer.send(resume(request))
     await peer.create(harness, "b")
     await peer.send({"type": "request.cancel", "request_id": request.request_id})
     await peer.send({"type": "ping"})
     assert await peer.receive() == {"type": "pong"}
-    found.set()
+    may_search.set()
     assert await harness.fake.next_cancellation() == request.request_id, "it was cancelled while it was looked for"
     await request.close(Outcome.CANCELLED)
     texts, end = await rest(peer)
@@ -129,22 +135,15 @@ async def test_peer_that_left_while_its_request_was_looked_for_leaves_it_as_it_i
     harness: Harness, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
     """It may be on another connection by now, and go on there; unless it has said what shall become of the request."""
-    found = asyncio.Event()
-    search = harness.mesh.resume
-
-    async def slowly(*arguments: Any) -> Any:
-        await found.wait()
-        return await search(*arguments)
-
     request = await left_behind(harness, "Hel")
-    monkeypatch.setattr(harness.mesh, "resume", slowly)
+    may_search = hold_up_searches(harness, monkeypatch)
     async with connected(harness) as peer:
         await peer.send(resume(request))
         if is_cancelled:
             await peer.send({"type": "request.cancel", "request_id": request.request_id})
         await peer.send({"type": "ping"})
         await asyncio.wait_for(peer.receive(), PATIENCE_S)
-    found.set()
+    may_search.set()
     if is_cancelled:
         assert await harness.fake.next_cancellation() == request.request_id
         return

@@ -10,8 +10,8 @@ from shared.ids import RequestId
 from shared.messages import ErrorInfo, Outcome, RequestMoved
 from shared.telemetry import names
 from tests.gateway.fake_mesh import MODEL
-from tests.gateway.following import HEADERS, OTHER, PARENT, going_on, only, scheduler_leaves, spans
-from tests.gateway.harness import CHAT, Harness, events_of, running_gateway
+from tests.gateway.following import HEADERS, PARENT, going_on, only, scheduler_leaves, spans
+from tests.gateway.harness import CHAT, OTHER_SCHEDULER, Harness, events_of, running_gateway
 from tests.gateway.peers import Peer, connected
 from tests.gateway.resuming import left_behind, rest, resume
 
@@ -246,7 +246,7 @@ async def test_a_request_that_is_taken_over_has_a_span_below_that_of_its_first_g
 async def test_the_way_to_another_scheduler_is_told_of(harness: Harness) -> None:
     response, request = await harness.open_stream(CHAT)
     await request.say("a")
-    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.add_scheduler(OTHER_SCHEDULER)
     await scheduler_leaves(harness)
     again = await harness.fake.next_request()
     assert again.message.attempt == 2
@@ -259,8 +259,12 @@ async def test_the_way_to_another_scheduler_is_told_of(harness: Harness) -> None
     (resubmission,) = spans(harness, request.request_id, "resubmission")
     (root,) = spans(harness, request.request_id, f"chat {MODEL}")
     assert resubmission.context.span_id == root.span_id
-    assert resubmission.attributes == {names.ATTEMPT: 2, names.REASON: "scheduler_lost", names.SCHEDULER: OTHER}
-    assert (root.attributes[names.ATTEMPT], root.attributes[names.SCHEDULER]) == (2, OTHER)
+    assert resubmission.attributes == {
+        names.ATTEMPT: 2,
+        names.REASON: "scheduler_lost",
+        names.SCHEDULER: OTHER_SCHEDULER,
+    }
+    assert (root.attributes[names.ATTEMPT], root.attributes[names.SCHEDULER]) == (2, OTHER_SCHEDULER)
 
 
 async def test_a_request_that_its_scheduler_does_not_know_says_so(harness: Harness) -> None:
@@ -285,7 +289,7 @@ async def test_a_request_that_no_other_scheduler_takes_ends_its_search_with_an_e
 
 
 async def test_an_offer_to_another_scheduler_is_told_of(harness: Harness) -> None:
-    await harness.fake.add_scheduler(OTHER)
+    await harness.fake.add_scheduler(OTHER_SCHEDULER)
     asking, request = await harness.start_chat()
     await request.refuse(ErrorInfo.of(Unavailable("No executor.")))
     again = await harness.fake.next_request()

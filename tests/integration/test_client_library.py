@@ -20,7 +20,6 @@ from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.cutting_proxy import CuttingProxy
 from tests.integration.cast import MODEL, Cast, cast
 from tests.integration.in_process import load_runner
-from tests.tiny_models import make_tiny_model
 
 KEYS = ("acme:one", "acme:two")
 TEXT = "The river runs past the mill and under the bridge, and the miller counts the sacks. "
@@ -32,11 +31,6 @@ BODIES: list[dict[str, Any]] = [
     COMMON | {"messages": [{"role": "user", "content": "Who?"}], "seed": 3, "logprobs": True, "top_logprobs": 1},
     COMMON | {"messages": [{"role": "user", "content": "Why?"}], "seed": 4, "temperature": 2.0},
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,8 @@ import pytest
 from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from tests.integration.in_process import MODEL, InProcessMesh, in_process_mesh, load_runner
-from tests.tiny_models import make_tiny_model
 
 ENDLESS: dict[str, Any] = {"model": MODEL, "prompt": "The river", "max_tokens": 2000, "ignore_eos": True, "seed": 1}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 @pytest.fixture(scope="module")

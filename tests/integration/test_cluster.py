@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 import pytest
 
-from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from shared import subjects
 from shared.codec import Decoder
@@ -19,9 +18,7 @@ from shared.messages import USAGE_LEDGER, Outcome, UsageRecord
 from shared.transport.nats import NatsTransport
 from tests.integration.cast import Cast, Streamed, cast
 from tests.integration.disturbed import check_same, undisturbed, until_begun
-from tests.integration.in_process import load_runner
 from tests.nats_cluster import NatsCluster, Node
-from tests.tiny_models import make_tiny_model
 
 Kept = TypeVar("Kept")
 Choose = Callable[[NatsCluster], Awaitable[Node]]
@@ -29,16 +26,6 @@ Choose = Callable[[NatsCluster], Awaitable[Node]]
 READY_WITHIN_S: Final = 5.0
 RECORDED_WITHIN_S: Final = 15.0
 """A stream of JetStream that has lost its leader takes some seconds to find another one."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
-
-
-@pytest.fixture(scope="module")
-def runners(folder: Path) -> list[ModelRunner]:
-    return [load_runner(folder, ExecutorConfig(max_slots=16, threads=1, kv_cache_mb=32)) for _ in range(2)]
 
 
 @pytest.fixture

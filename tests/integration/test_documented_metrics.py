@@ -6,28 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from shared.ids import Service
 from shared.telemetry.metrics import Family, Histogram, Instrument, Kind
 from shared.telemetry.metrics_process import LoopLag, actor_instruments, process_instruments
 from shared.telemetry.metrics_text import metric_of, text_name
-from tests.integration.in_process import InProcessMesh, in_process_mesh, load_runner
-from tests.tiny_models import make_tiny_model
+from tests.integration.in_process import InProcessMesh, in_process_mesh
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 OF_REQUESTS = {"gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"}
 """What the document calls `the three`."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
-
-
-@pytest.fixture(scope="module")
-def runner(folder: Path) -> ModelRunner:
-    return load_runner(folder, ExecutorConfig(max_slots=4, threads=1, kv_cache_mb=16))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from shared.cli.bench.private_mesh import private_mesh
 from tests.conftest import DEFAULT_MODEL
-from tests.shared.telemetry.trace_collector import collecting
+from tests.shared.telemetry.collector import collecting
 
 pytestmark = [pytest.mark.model, pytest.mark.mesh]
 

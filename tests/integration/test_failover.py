@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from services.gateway.config import GatewayConfig
 from services.gateway.service import Gateway
@@ -22,18 +21,6 @@ from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
 from tests.integration.cast import Cast, Disconnected, Disturbance, Player, Streamed, cast, create, follow, resume
 from tests.integration.disturbed import TEXT, check_same, undisturbed, until_begun
-from tests.integration.in_process import load_runner
-from tests.tiny_models import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
-
-
-@pytest.fixture(scope="module")
-def runners(folder: Path) -> list[ModelRunner]:
-    return [load_runner(folder, ExecutorConfig(max_slots=16, threads=1, kv_cache_mb=32)) for _ in range(2)]
 
 
 @pytest.fixture(params=["memory", "nats"])

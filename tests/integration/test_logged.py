@@ -3,39 +3,21 @@
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from shared import log as logs
 from shared.ids import Service
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.integration.cast import Streamed, cast, create, follow, resume
-from tests.integration.in_process import MODEL, InProcessMesh, in_process_mesh, load_runner
+from tests.integration.in_process import MODEL, InProcessMesh
 from tests.integration.traces import HEADERS, LONG, TRACE_ID
-from tests.tiny_models import make_tiny_model
 
 SECRET = "the launch code is 0000"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
-
-
-@pytest.fixture(scope="module")
-def runner(folder: Path) -> ModelRunner:
-    return load_runner(folder, ExecutorConfig(max_slots=4, threads=1, kv_cache_mb=16))
-
-
-@pytest.fixture
-async def mesh(folder: Path, runner: ModelRunner) -> AsyncIterator[InProcessMesh]:
-    async with in_process_mesh(folder, runner) as mesh:
-        yield mesh
 
 
 async def test_no_service_logs_prompts_or_outputs_at_any_level(

@@ -13,26 +13,14 @@ from shared.cli.mesh.pins import MeshPins
 from shared.ids import DEFAULT_TENANT
 from shared.messages import PinnedPrefix
 from shared.transport.memory import MemoryTransport
-from tests.integration.in_process import MODEL, InProcessMesh, in_process_mesh, load_runner
-from tests.tiny_models import make_tiny_model
+from tests.integration.in_process import MODEL, InProcessMesh, load_runner
 
 SYSTEM = "You are the miller's clerk. You count sacks, carts and days, and you answer in whole numbers. " * 4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
-
-
-@pytest.fixture(scope="module")
 def runner(folder: Path) -> ModelRunner:
     return load_runner(folder, ExecutorConfig(max_slots=16, threads=1, kv_cache_mb=64))
-
-
-@pytest.fixture
-async def mesh(folder: Path, runner: ModelRunner) -> AsyncIterator[InProcessMesh]:
-    async with in_process_mesh(folder, runner) as mesh:
-        yield mesh
 
 
 @pytest.fixture

@@ -36,12 +36,6 @@ from tests.integration.mixed_load import (
     stops,
 )
 from tests.shared.telemetry.scrape import Page, read, scrape
-from tests.tiny_models import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,8 @@ from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from shared.messages import Outcome
 from tests.integration.in_process import MODEL, FewBlocks, InProcessMesh, in_process_mesh, load_runner
-from tests.tiny_models import make_tiny_model
 
 TEXT = "The river runs past the mill and under the bridge, and the miller counts the sacks. "
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ Real services and a real OTLP receiver; each test has the whole tree written dow
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +38,7 @@ from tests.integration.traces import (
     timeline,
     until,
 )
-from tests.shared.telemetry.trace_collector import Collector, collecting
-from tests.tiny_models import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
-
-
-@pytest.fixture(scope="module")
-def runners(folder: Path) -> list[ModelRunner]:
-    return [load_runner(folder, ExecutorConfig(max_slots=16, threads=1, kv_cache_mb=32)) for _ in range(2)]
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
-
-
-@pytest.fixture
-def exports(collector: Collector) -> Exports:
-    return Exports(collector)
+from tests.shared.telemetry.collector import Collector
 
 
 @pytest.fixture
@@ -238,7 +216,7 @@ async def test_a_preempted_request(folder: Path, runners: list[ModelRunner], exp
 async def test_requests_do_not_care_for_a_collector_that_is_broken_or_slow(
     folder: Path, runners: list[ModelRunner], collector: Collector, status: int
 ) -> None:
-    settings = OtlpSettings(collector.address, timeout_s=1.0)
+    settings = OtlpSettings(collector.traces_url, timeout_s=1.0)
     collector.status, collector.delay_s = status, 3600.0 if status == 200 else 0.0
     exporters = []
 

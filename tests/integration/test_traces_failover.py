@@ -1,18 +1,17 @@
 """Traces of requests whose executor, scheduler or gateway dies: still one tree, which says what happened."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
 from shared.ids import Service
 from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.integration.cast import Cast, Player, Streamed, cast, create, follow, resume
-from tests.integration.in_process import MODEL, load_runner
+from tests.integration.in_process import MODEL
 from tests.integration.traces import (
     COMPLETION,
     HEADERS,
@@ -26,30 +25,6 @@ from tests.integration.traces import (
     of_survivors,
     timeline,
 )
-from tests.shared.telemetry.trace_collector import Collector, collecting
-from tests.tiny_models import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
-
-
-@pytest.fixture(scope="module")
-def runners(folder: Path) -> list[ModelRunner]:
-    return [load_runner(folder, ExecutorConfig(max_slots=16, threads=1, kv_cache_mb=32)) for _ in range(2)]
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
-
-
-@pytest.fixture
-def exports(collector: Collector) -> Exports:
-    return Exports(collector)
-
 
 # Whatever dies.
 

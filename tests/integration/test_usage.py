@@ -1,33 +1,10 @@
 """Usage records of a whole mesh: every accepted request has one, with what its client got."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
-
-from services.executor.config import ExecutorConfig
-from services.executor.model_runner import ModelRunner
 from shared.codec import Decoder
 from shared.messages import USAGE_LEDGER, Outcome, UsageRecord
-from tests.integration.in_process import MODEL, InProcessMesh, in_process_mesh, load_runner
-from tests.tiny_models import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
-
-
-@pytest.fixture(scope="module")
-def runner(folder: Path) -> ModelRunner:
-    return load_runner(folder, ExecutorConfig(max_slots=4, threads=1, kv_cache_mb=16))
-
-
-@pytest.fixture
-async def mesh(folder: Path, runner: ModelRunner) -> AsyncIterator[InProcessMesh]:
-    async with in_process_mesh(folder, runner) as mesh:
-        yield mesh
+from tests.integration.in_process import MODEL, InProcessMesh
 
 
 async def recorded(mesh: InProcessMesh, count: int) -> list[UsageRecord]:

@@ -12,7 +12,7 @@ from shared.telemetry.otlp_settings import OtlpSettings
 from shared.telemetry.tracing import Exporter
 from tests.integration.cast import Cast
 from tests.integration.in_process import MODEL, InProcessMesh
-from tests.shared.telemetry.trace_collector import Collector, Told
+from tests.shared.telemetry.collector import Collector, Told
 
 TEXT = "The river runs past the mill and under the bridge, and the miller counts the sacks. "
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -41,7 +41,7 @@ class Exports:
 
     def __call__(self, identity: Identity) -> Exporter:
         resource = {"service.name": f"shoal-{identity.service}", "service.instance.id": identity.instance_id}
-        exporter = QueueExporter(OtlpSender(OtlpSettings(self.collector.address), resource, "0"), pause_s=0.05)
+        exporter = QueueExporter(OtlpSender(OtlpSettings(self.collector.traces_url), resource, "0"), pause_s=0.05)
         self._exporters.append(exporter)
         return exporter
 

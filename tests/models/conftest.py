@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.models.fetch.patience import Patience
+from shared.models.pull import Terms
 from shared.models.store import ModelStore
 from tests.models.file_server import FileServer
 from tests.models.tiny_gguf import write_tiny_gguf
@@ -48,6 +49,12 @@ def pauses() -> Pauses:
 def patience(pauses: Pauses) -> Patience:
     """Three failures in a row are borne, without waiting."""
     return Patience(max_failures=3, sleep=pauses.sleep)
+
+
+@pytest.fixture
+def terms(patience: Patience) -> Terms:
+    """No printing, no waiting."""
+    return Terms(patience=patience)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ def output_of(num_tokens: int = 0) -> Choice:
     request = Request(RequestId("r"), array("i", [1]), SamplingParams(seed=0), arrival=0, max_tokens=1000)
     choice = request.choices[0]
     for token in range(num_tokens):
-        choice.append(token, None)
+        choice.extend(array("i", [token]))
     return choice
 
 
@@ -42,7 +42,7 @@ def taught(drafting: Drafting, num_right: int, *, of: int) -> Choice:
 
 
 def allowed(drafting: Drafting, choice: Choice) -> int:
-    return drafting.num_tokens(choice, drafting.price)
+    return dict(drafting.worth_guessing([choice])).get(0, 0)
 
 
 def test_one_output_on_a_machine_that_reads_its_weights_anyway_guesses_much() -> None:
@@ -57,7 +57,7 @@ def test_guesses_that_are_wrong_end_by_themselves_but_for_a_trial_now_and_then()
     lengths = []
     for token in range(64):
         lengths.append(allowed(drafting, choice))
-        choice.append(token, None)
+        choice.extend(array("i", [token]))
     assert sum(lengths) == lengths.count(1) == 2
 
 

@@ -173,13 +173,18 @@ def test_a_pin_that_there_was_no_room_for_is_made_once_there_is(herd: Herd) -> N
     assert num_pinned(herd, A) == 30
 
 
-def test_a_pin_that_gave_way_comes_back_while_others_run(herd: Herd) -> None:
+def send_more_than_fits_beside_a_pin(herd: Herd) -> None:
+    """A small executor and a large one have a pin, and a request comes that fits into the small one only without it."""
     herd.attach(A, make_capacity(num_blocks=16))
     herd.fleet.pin(pin_of("system", list(range(32))))
     herd.finish()
     herd.attach(B, make_capacity(num_blocks=64))
     herd.finish()
     herd.fleet.add(make_request("large", [9] * 40, arrival=1, max_tokens=10))
+
+
+def test_a_pin_that_gave_way_comes_back_while_others_run(herd: Herd) -> None:
+    send_more_than_fits_beside_a_pin(herd)
     for _ in range(3):
         herd.step()
     herd.lose(B)
@@ -193,12 +198,7 @@ def test_a_pin_that_gave_way_comes_back_while_others_run(herd: Herd) -> None:
 
 
 def test_a_pin_that_gave_way_waits_for_room_and_not_in_the_queue_where_others_would_wait_for_it(herd: Herd) -> None:
-    herd.attach(A, make_capacity(num_blocks=16))
-    herd.fleet.pin(pin_of("system", list(range(32))))
-    herd.finish()
-    herd.attach(B, make_capacity(num_blocks=64))
-    herd.finish()
-    herd.fleet.add(make_request("large", [9] * 40, arrival=1, max_tokens=10))
+    send_more_than_fits_beside_a_pin(herd)
     herd.step()
     herd.lose(B)
     while RequestId("large") not in herd.ends:

@@ -122,7 +122,7 @@ def test_the_output_of_another_number_of_choices_is_refused() -> None:
 def test_a_recorded_arrival_has_the_output_that_came_with_it() -> None:
     request = resume([2, MAX_TOKENS])
     recorded = AddRequest.of(request)
-    request.choices[0].append(5, None)
+    request.choices[0].extend(array("i", [5]))
     assert [list(choice.token_ids) for choice in recorded.resumed] == [whole(0)[:2], whole(1)]
     assert [choice.finish_reason for choice in recorded.resumed] == [None, request.choices[1].finish_reason]
     assert AddRequest.of(resume([0, 0])).resumed == ()

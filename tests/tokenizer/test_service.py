@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from services.tokenizer.service import TokenizerService
 from shared import subjects
 from shared.actor import Identity
 from shared.clock import FakeClock
-from shared.codec import Decoder, encode
+from shared.codec import encode
 from shared.ids import InstanceId, RequestId, Service
 from shared.messages import (
     CallFailed,
@@ -39,37 +39,19 @@ from shared.messages import (
 from shared.sampling import SamplingParams
 from shared.telemetry.tracing import Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
+from tests import peers
 from tests.tokenizer.conftest import Model
 
 GATEWAY, SCHEDULER = InstanceId("gateway-1"), InstanceId("scheduler-1")
 TIMEOUT_S = 10
 
 
-class Peer:
-    """Somebody with an inbox."""
-
-    def __init__(self, broker: MemoryBroker, instance_id: InstanceId, inbound: Any) -> None:
-        self.transport = MemoryTransport(broker)
-        self._instance_id = instance_id
-        self._decoder: Decoder[Message] = Decoder(inbound)
-        self._received: asyncio.Queue[Message] = asyncio.Queue()
-
-    async def connect(self) -> None:
-        """Listen."""
-
-        async def receive(payload: bytes, _headers: Mapping[str, str]) -> None:
-            self._received.put_nowait(self._decoder.decode(payload))
-
-        await self.transport.connect()
-        await self.transport.subscribe(subjects.inbox(self._instance_id), receive)
+class Peer(peers.Peer):
+    """Somebody who talks to the service."""
 
     async def ask(self, message: Message) -> None:
         """Send to any tokenizer of the model."""
         await self.transport.publish(subjects.tokenize("m"), encode(message))
-
-    async def receive(self) -> Message:
-        """The next message, which must come."""
-        return await asyncio.wait_for(self._received.get(), TIMEOUT_S)
 
     def has_received(self) -> bool:
         """Whether a message waits."""

@@ -8,6 +8,7 @@ A block that a choice writes is held by that choice alone; whoever starts inside
 Answers None where blocks are short; whom to preempt is not decided here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -168,10 +169,11 @@ class BlockManager:
             choice.cache_entry = self.cache.insert(key, block, choice.cache_entry)
         choice.num_committed_blocks = num_full
 
-    def commit_all(self, choices: list[Choice]) -> None:
+    def commit_all(self, choices: Sequence[Choice]) -> None:
         """The same for all that run; for most there is nothing to do, since they went on by one token."""
+        block_size = self.block_size
         for choice in choices:
-            if choice.num_computed_tokens >= (choice.num_committed_blocks + 1) * self.block_size:
+            if choice.num_computed_tokens >= (choice.num_committed_blocks + 1) * block_size:
                 self.commit(choice)
 
     def free(self, choice: Choice) -> None:
@@ -209,7 +211,7 @@ class BlockManager:
         for block in (*choice.block_table[first:], *found[first:]):
             self.cache.forget(block)
 
-    def check_invariants(self, running: list[Choice], pinned: list[BlockId]) -> None:
+    def check_invariants(self, running: Sequence[Choice], pinned: list[BlockId]) -> None:
         """Raise AssertionError unless the pool's counts are exactly the tables of `running` and what is pinned, and
         writes are private."""
         self.pool.check_invariants()

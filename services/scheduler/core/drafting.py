@@ -5,6 +5,7 @@ the batch is dear: what the row adds to the step's time, times the tokens that s
 row is cheap, for the weights are read anyway, and doubtful guesses pay; with many, only certain ones.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from services.scheduler.core.request import Choice
@@ -31,15 +32,19 @@ class Drafting:
         self._times = times
         self._weight = self._yield = 0.0
 
-    def num_tokens(self, choice: Choice, price: float) -> int:
-        """How many an output may have guessed in the next step, at the `price` of that step."""
-        likelihood = choice.draft_success
-        num_tokens, right = 0, likelihood
+    def worth_guessing(self, outputs: Iterable[Choice]) -> Iterator[tuple[int, int]]:
+        """The outputs that may have tokens guessed in the next step: place, and how many."""
+        price = self.price
+        for row, choice in enumerate(outputs):
+            if choice.draft_success > price or len(choice.output) % _TRIAL_TOKENS == _TRIAL_TOKENS - 1:
+                yield row, self._num_tokens(choice.draft_success, price)
+
+    def _num_tokens(self, likelihood: float, price: float) -> int:
+        """How many it pays to guess where each is right with that likelihood; one at least, for a trial."""
+        num_tokens, right = 1, likelihood * likelihood
         while num_tokens < self.max_tokens and right > price:
             num_tokens += 1
             right *= likelihood
-        if num_tokens == 0 and len(choice.output) % _TRIAL_TOKENS == _TRIAL_TOKENS - 1:
-            return min(1, self.max_tokens)
         return num_tokens
 
     def guessed(self, choice: Choice, num_drafted: int, num_right: int) -> None:

@@ -1,12 +1,16 @@
 """The steps that an executor was given and has not answered yet. Numbers them, and takes answers in order only."""
 
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from services.scheduler.core.budget import StepShape
 from services.scheduler.core.request import Choice
-from shared.messages import Int32Array, StepResult
+from shared.messages import Int32Array, StepResult, TokenLogprobs
+
+Logprobs = tuple[TokenLogprobs | None, ...]
+"""One for each token; empty if the request does not want them."""
 
 
 class StepMismatch(Exception):
@@ -26,6 +30,37 @@ class PlannedStep(NamedTuple):
     def allowed(self, row: int) -> int:
         """How many guesses one of them was allowed."""
         return self.max_drafts[row] if self.max_drafts else 0
+
+    def rows(self, result: StepResult) -> Iterable[tuple[Choice, Int32Array, Logprobs, str | None]]:
+        """Each of them with the tokens that the step's result has for it, and why its row failed after these."""
+        num_rows = len(self.sampled)
+        token_ids, logprobs = _guessed(self, result) if result.num_tokens else _one_each(result)
+        logprobs = logprobs or [()] * num_rows
+        if not result.failures:
+            return zip(self.sampled, token_ids, logprobs, [None] * num_rows, strict=True)
+        reasons = {failure.row: failure.reason for failure in result.failures}
+        for row in reasons.keys() & range(num_rows):
+            token_ids[row], logprobs[row] = token_ids[row][:-1], logprobs[row][:-1]
+        return zip(self.sampled, token_ids, logprobs, map(reasons.get, range(num_rows)), strict=True)
+
+
+def _one_each(result: StepResult) -> tuple[list[Int32Array], list[Logprobs]]:
+    """The tokens and log-probabilities of each row of a step that made no guesses."""
+    token_ids = [array("i", (token_id,)) for token_id in result.token_ids]
+    return token_ids, [() if each is None else (each,) for each in result.logprobs]
+
+
+def _guessed(step: PlannedStep, result: StepResult) -> tuple[list[Int32Array], list[Logprobs]]:
+    """The same for one that did: each row has as many as were guessed right, and one."""
+    token_ids: list[Int32Array] = []
+    logprobs: list[Logprobs] = []
+    end = 0
+    for choice, count in zip(step.sampled, result.num_tokens, strict=True):
+        start, end = end, end + count
+        token_ids.append(result.token_ids[start:end])
+        is_wanted = choice.request.sampling.num_logprobs is not None
+        logprobs.append(result.logprobs[start:end] if is_wanted else ())
+    return token_ids, logprobs
 
 
 class Pipeline:
@@ -54,6 +89,10 @@ class Pipeline:
             raise StepMismatch(
                 f"step {result.step_id} sampled {len(result.token_ids)} tokens, expected {len(step.sampled)}"
             )
+        for choice in step.sampled:
+            choice.num_in_flight -= 1
+        for choice, num_allowed in zip(step.sampled, step.max_drafts, strict=False):
+            choice.num_drafts_in_flight -= num_allowed
         return self._steps.popleft()
 
     def abandon(self) -> None:

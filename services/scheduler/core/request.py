@@ -138,16 +138,24 @@ class Choice:
         """Let nobody come before it any more but who was promoted earlier."""
         self.place = (-inf, self.request.arrival, self.index)
 
-    def append(self, token_id: int, logprobs: TokenLogprobs | None) -> FinishReason | None:
-        """Take in one more token of output; returns why it is the last one, or None if it is not."""
-        request = self.request
-        self.output.append(token_id)
+    def extend(self, token_ids: Int32Array, logprobs: Sequence[TokenLogprobs | None] = ()) -> FinishReason | None:
+        """Take in more output, up to the last token that is wanted; returns why that is the last, or None if it is not.
+
+        `logprobs` are those of the tokens, or none at all.
+        """
+        request, output = self.request, self.output
         request.num_losses = 0
         if request.sampling.num_logprobs is not None:
-            self.logprobs.append(logprobs)
-        if token_id in request.end_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.output) >= request.max_tokens else None
+            self.logprobs += logprobs or (None,) * len(token_ids)
+        for token_id in token_ids:
+            output.append(token_id)
+            if token_id in request.end_token_ids:
+                self.cut(len(output))
+                return FinishReason.STOP
+            if len(output) >= request.max_tokens:
+                self.cut(len(output))
+                return FinishReason.LENGTH
+        return None
 
     def resume(self, known: ResumedChoice) -> None:
         """Begin with output that the choice had elsewhere, as if it had been preempted after it."""

@@ -4,14 +4,11 @@ A choice has known tokens, of which some are computed; a step computes some of t
 computed in a step samples the next. Plans may be made before the results of earlier ones are known: a sampled token
 counts as in flight until then.
 
-Who goes first, who gives way and how much a step holds are decided by collaborators: `turns`, `policy`, `budget`.
+Who goes first, who gives way, how much a step holds and what is guessed are decided by collaborators: `turns`,
+`policy`, `budget`, `guesses`.
 """
 
-from array import array
-from bisect import insort
-from collections.abc import Iterable, Mapping
-from itertools import chain
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from services.scheduler.core import policy
@@ -20,12 +17,14 @@ from services.scheduler.core.block_pool import BlockPool
 from services.scheduler.core.budget import StepLimits, StepShape
 from services.scheduler.core.events import Event, RequestEnded
 from services.scheduler.core.experience import Experience
-from services.scheduler.core.fairness import OUTPUT_TOKEN_WEIGHT, FairShares
+from services.scheduler.core.fairness import FairShares
+from services.scheduler.core.guesses import Guesses
 from services.scheduler.core.pins import PinnedBlocks
-from services.scheduler.core.pipeline import Pipeline, PlannedStep
+from services.scheduler.core.pipeline import Logprobs, Pipeline
 from services.scheduler.core.plan import PlanBuilder, longest_choice
 from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.prefix_wait import ComingPrefixes
+from services.scheduler.core.queues import Queues
 from services.scheduler.core.request import Choice, ChoiceState, Request
 from services.scheduler.core.slots import Slots
 from services.scheduler.core.turns import Turns
@@ -39,11 +38,8 @@ from shared.messages import (
     Outcome,
     StepPlan,
     StepResult,
-    TokenLogprobs,
     int32s,
 )
-
-_place = attrgetter("place")
 
 _MAX_ADMITTED: Final = 16
 """How many are admitted in a step."""
@@ -65,19 +61,31 @@ class Scheduler:
         """`shares` counts what tenants were served, here and on other executors. Whoever has waited while
         `max_wait_tokens` were computed here goes first, within what `slots` allows for that."""
         self.capacity = capacity
-        self.running: list[Choice] = []
-        """In order of place."""
         self.waiting = WaitingQueue(shares, max_wait_tokens)
-        self.num_preemptions = 0
-        self.num_outstanding_tokens = 0
-        """Tokens known but not computed, of all that run and wait; those in flight count as computed."""
         self.blocks = BlockManager(BlockPool(capacity.num_blocks), cache, capacity.block_size)
         self.pins = PinnedBlocks(self.blocks)
         self.experience = Experience(limits, capacity.max_draft_tokens)
         self._share_prompts = share_prompts
         self._slots = Slots(capacity.max_slots)
+        self._queues = Queues(self.waiting, self._slots, self.blocks)
         self._turns = Turns(self.waiting, self._slots, self.blocks)
+        self._guesses = Guesses(capacity, self.experience.drafting, self.blocks, shares)
         self._pipeline = Pipeline()
+
+    @property
+    def running(self) -> Sequence[Choice]:
+        """Those that run, in order of place."""
+        return self._queues.running
+
+    @property
+    def num_outstanding_tokens(self) -> int:
+        """Tokens known but not computed, of all that run and wait; those in flight count as computed."""
+        return self._queues.num_outstanding_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often one that ran had to wait again."""
+        return self._queues.num_preemptions
 
     # Requests come and go.
 
@@ -100,16 +108,13 @@ class Scheduler:
         """Give up a request of which nothing runs here, so that another executor can have it."""
         for choice in request.choices:
             if choice in self.waiting:
-                self.waiting.remove(choice)
-                self.num_outstanding_tokens -= choice.num_uncomputed_tokens
-                choice.key_chain = None
+                self._queues.withdraw(choice)
 
     def add(self, request: Request) -> None:
         """Queue a request that this executor can hold."""
         for choice in request.choices:
             if choice.state in (ChoiceState.WAITING, ChoiceState.PREEMPTED):
-                self.waiting.add(choice)
-                self.num_outstanding_tokens += choice.num_uncomputed_tokens
+                self._queues.add(choice)
 
     def end(self, request: Request, outcome: Outcome, reason: str | None = None) -> list[Event]:
         """Finish all that is left of a request, whatever it is doing; nothing if it has ended."""
@@ -129,7 +134,7 @@ class Scheduler:
             return []
         if choice.num_in_flight:
             self.blocks.forget_after(choice, len(choice.request.prompt) + num_tokens)
-        self.num_outstanding_tokens -= len(choice.output) - num_tokens
+        self._queues.num_outstanding_tokens -= len(choice.output) - num_tokens
         choice.cut(num_tokens)
         self._finish(choice, FinishReason.STOP)
         last = ChoiceTokens(choice.request.request_id, choice.index, num_tokens, int32s(), FinishReason.STOP)
@@ -137,15 +142,8 @@ class Scheduler:
 
     def evacuate(self) -> None:
         """Take everything from an executor that is gone: its choices wait for another, with the tokens they have."""
-        for choice in self.running:
-            self._unseat(choice)
-            choice.move_to(ChoiceState.PREEMPTED)
+        self._queues.evacuate()
         self._pipeline.abandon()
-        self.running = []
-        for choice in self.waiting:
-            choice.key_chain = None
-        self.waiting.clear()
-        self.num_outstanding_tokens = 0
 
     # Steps.
 
@@ -163,42 +161,17 @@ class Scheduler:
         step = self._pipeline.take(result)
         self.experience.step_took(step.shape, sum(result.num_drafted), len(result.token_ids), result.duration_s)
         self.blocks.busy_s += result.duration_s
-        failures = {failure.row: failure.reason for failure in result.failures}
-        for row, num_allowed in enumerate(step.max_drafts):
-            if num_allowed:
-                step.sampled[row].num_drafts_in_flight -= num_allowed
         if result.num_tokens:
-            return self._apply_drafted(step, result, failures)
-        logprobs = result.logprobs or (None,) * len(step.sampled)
+            self._guesses.learn(step, result)
         events: list[Event] = []
-        for row, (choice, token_id) in enumerate(zip(step.sampled, result.token_ids, strict=True)):
-            choice.num_in_flight -= 1
-            if failures and row in failures:
-                self.blocks.spoil(choice)
-                events += self.end(choice.request, Outcome.FAILED, failures[row])
-            elif choice.state is not ChoiceState.FINISHED:
-                events.append(self._append(choice, token_id, logprobs[row]))
+        for choice, token_ids, logprobs, failure in step.rows(result):
+            if token_ids and choice.state is not ChoiceState.FINISHED:
+                events.append(self._append(choice, token_ids, logprobs))
                 if choice.finish_reason is not None:
                     events += self._ended(choice.request)
-        return events
-
-    def _apply_drafted(self, step: PlannedStep, result: StepResult, failures: Mapping[int, str]) -> list[Event]:
-        """`apply` for a step that made guesses: a row may have several tokens."""
-        events: list[Event] = []
-        end = 0
-        rows = zip(step.sampled, result.num_tokens, result.num_drafted, strict=True)
-        for row, (choice, count, num_drafted) in enumerate(rows):
-            start, end = end, end + count
-            choice.num_in_flight -= 1
-            self.experience.drafting.guessed(choice, num_drafted, count - 1)
-            choice.request.num_guessed += num_drafted
-            num_sampled = count - (row in failures)
-            if num_sampled and choice.state is not ChoiceState.FINISHED:
-                tokens = result.token_ids[start : start + num_sampled]
-                events += self._append_several(choice, tokens, result.logprobs[start : start + num_sampled])
-            if row in failures:
+            if failure is not None:
                 self.blocks.spoil(choice)
-                events += self.end(choice.request, Outcome.FAILED, failures[row])
+                events += self.end(choice.request, Outcome.FAILED, failure)
         return events
 
     @property
@@ -222,14 +195,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError if queues, slots and blocks do not agree with one another."""
         self.blocks.check_invariants(self.running, self.pins.counted())
-        self._slots.check_invariants(self.running)
-        self.waiting.check_invariants()
-        assert self.running == sorted(self.running, key=_place), "those that run are out of order"
-        outstanding = sum(choice.num_uncomputed_tokens for choice in chain(self.running, self.waiting))
-        assert self.num_outstanding_tokens == outstanding, f"{self.num_outstanding_tokens} tokens, not {outstanding}"
-        assert all(choice.state is ChoiceState.RUNNING for choice in self.running), "not running"
-        assert all(c.state in (ChoiceState.WAITING, ChoiceState.PREEMPTED) for c in self.waiting), "not waiting"
-        assert all(c.slot is None and not c.block_table for c in self.waiting), "a waiting choice holds something"
+        self._queues.check_invariants()
         for choice in self.running:
             assert choice.num_computed_tokens <= choice.num_known_tokens + choice.num_in_flight, "computed the unknown"
             assert len(choice.block_table) * self.capacity.block_size >= choice.num_computed_tokens, "blocks missing"
@@ -240,7 +206,7 @@ class Scheduler:
         for choice in victims:
             assert newcomer is not None
             choice.num_times_gave_way += choice.request.priority == newcomer.request.priority
-            self._preempt(choice)
+            self._queues.preempt(choice)
         return newcomer
 
     def _continue_running(self, step: PlanBuilder) -> list[Choice]:
@@ -264,41 +230,10 @@ class Scheduler:
                     if new_blocks:
                         grown[len(outputs)] = new_blocks
                 outputs.append(choice)
-        drafts = self._allow_drafts(outputs, grown) if self.capacity.max_draft_tokens else []
-        step.compute_outputs(outputs, grown, drafts)
+        num_left = self.limits.max_tokens - len(outputs)
+        guesses = self._guesses.allow(outputs, grown, num_tokens_left=num_left, num_running=len(self.running))
+        step.compute_outputs(outputs, grown, guesses)
         return [choice for choice in prompts if choice.state is ChoiceState.RUNNING]
-
-    def _allow_drafts(self, outputs: list[Choice], grown: dict[int, list[BlockId]]) -> list[tuple[int, int]]:
-        """How many tokens may be guessed for which of the outputs, by place; blocks for them come to `grown`.
-
-        Nobody gives way for a guess: it gets blocks that are to spare, or is not made.
-        """
-        num_left = min(self.capacity.max_step_drafts, self.limits.max_tokens - len(outputs))
-        drafts: list[tuple[int, int]] = []
-        drafting = self.experience.drafting
-        price = drafting.price
-        for row, choice in enumerate(outputs):
-            if num_left <= 0:
-                break
-            if (num_wanted := drafting.num_tokens(choice, price)) == 0:
-                continue
-            num_output = len(choice.output) + choice.num_in_flight + choice.num_drafts_in_flight
-            num_tokens = min(num_wanted, choice.request.max_tokens - num_output - 1, num_left)
-            if num_tokens > 0 and self._grow_for_drafts(choice, num_tokens, row, grown):
-                drafts.append((row, num_tokens))
-                num_left -= num_tokens
-        return drafts
-
-    def _grow_for_drafts(self, choice: Choice, num_tokens: int, row: int, grown: dict[int, list[BlockId]]) -> bool:
-        """Blocks for so many guesses after a choice's next token, if there are any to spare."""
-        num_reached = choice.num_drafts_in_flight + 1 + num_tokens
-        if self.blocks.num_missing(choice, num_reached) > 0:
-            headroom = policy.admission_headroom(len(self.running))
-            new_blocks = self.blocks.grow(choice, num_reached, headroom=headroom)
-            if new_blocks is None:
-                return False
-            grown[row] = grown.get(row, []) + new_blocks
-        return True
 
     def _grow(self, choice: Choice) -> list[BlockId] | None:
         """Blocks for a choice's next token, wherever guesses put it; None if the choice had to give way itself."""
@@ -306,7 +241,7 @@ class Scheduler:
             if len(self.running) == 1 and self.pins.give_way():
                 continue
             victim = policy.first_victim(self.running)
-            self._preempt(victim)
+            self._queues.preempt(victim)
             if victim is choice:
                 return None
         return new_blocks
@@ -329,7 +264,7 @@ class Scheduler:
             admission = self._admit(choice, step)
             if admission is None:
                 break
-            self._seat(choice)
+            self._queues.seat(choice)
             step.assign(choice, admission.copied)
             prompts.append(choice)
             coming.add(choice)
@@ -358,15 +293,8 @@ class Scheduler:
         for choice, need, share in zip(prompts, needs, shares, strict=True):
             if share:
                 step.compute(choice, share, [], samples=share == need)
-        self._let_wait([choice for choice, share in zip(prompts, shares, strict=True) if not share], step.num_tokens)
-
-    def _let_wait(self, choices: list[Choice], num_tokens: int) -> None:
-        """Running choices got nothing of a step of so many tokens: that is waiting too."""
-        for choice in choices:
-            choice.num_tokens_waited += num_tokens
-            if choice.num_tokens_waited >= self.waiting.max_wait_tokens and self._slots.num_by_age_left:
-                self._slots.promote(choice)
-        self.running.sort(key=_place)
+        left_out = [choice for choice, share in zip(prompts, shares, strict=True) if not share]
+        self._queues.let_wait(left_out, step.num_tokens)
 
     def _order_of_prompts(self, choice: Choice) -> tuple[float, float, tuple[float, int, int]]:
         return choice.place[0], self.waiting.shares.served(choice.request.tenant), choice.place
@@ -376,7 +304,7 @@ class Scheduler:
         shape = StepShape(step.num_output_rows, step.num_tokens - step.num_output_rows)
         self._pipeline.add(step.sampled, shape, step.max_drafts)
         self.waiting.pass_tokens(step.num_tokens)
-        self.num_outstanding_tokens -= step.num_tokens
+        self._queues.num_outstanding_tokens -= step.num_tokens
         for tenant, tokens in step.charges.items():
             self.waiting.shares.charge(tenant, tokens)
         self.blocks.commit_all(self.running)
@@ -397,81 +325,32 @@ class Scheduler:
         for choice in request.choices:
             if choice.state is ChoiceState.HELD:
                 choice.move_to(ChoiceState.WAITING)
-                self.waiting.add(choice)
-                self.num_outstanding_tokens += choice.num_uncomputed_tokens
+                self._queues.add(choice)
 
-    def _seat(self, choice: Choice) -> None:
-        is_overdue = self.waiting.is_overdue(choice)
-        self.waiting.remove(choice)
-        self.num_outstanding_tokens -= choice.num_computed_tokens
-        choice.num_tokens_charged = max(choice.num_tokens_charged, choice.num_computed_tokens)
-        if choice.state is ChoiceState.WAITING and choice.index == 0:
-            choice.request.num_cached_tokens = choice.num_computed_tokens
-        choice.move_to(ChoiceState.RUNNING)
-        self._slots.give(choice, is_overdue=is_overdue)
-        insort(self.running, choice, key=_place)
-
-    def _unseat(self, choice: Choice) -> None:
-        self.num_outstanding_tokens += choice.num_computed_tokens
-        self.blocks.commit(choice)
-        self.blocks.free(choice)
-        self._slots.take_back(choice)
-
-    def _preempt(self, choice: Choice) -> None:
-        self._unseat(choice)
-        self.running.remove(choice)
-        choice.move_to(ChoiceState.PREEMPTED)
-        self.waiting.add(choice)
-        self.num_preemptions += 1
-
-    def _append(self, choice: Choice, token_id: int, logprobs: TokenLogprobs | None) -> ChoiceTokens:
-        """One more token of a choice; it finishes if that is its last."""
+    def _append(self, choice: Choice, token_ids: Int32Array, logprobs: Logprobs) -> ChoiceTokens:
+        """The next tokens of a choice: more than one if guesses were right. It finishes if it wants no more; what is
+        left then is dropped."""
         offset = len(choice.output)
-        reason = choice.append(token_id, logprobs)
-        self.num_outstanding_tokens += 1
+        reason = choice.extend(token_ids, logprobs)
+        if reason is not None:
+            num_taken = len(choice.output) - offset
+            token_ids, logprobs = token_ids[:num_taken], logprobs[:num_taken]
+        self._queues.num_outstanding_tokens += len(token_ids)
+        if len(token_ids) > 1:
+            self._count_guessed(choice, len(token_ids) - 1)
         if reason is not None:
             self._finish(choice, reason)
-        request_id, token_ids = choice.request.request_id, array("i", (token_id,))
-        if logprobs is None:
-            return ChoiceTokens(request_id, choice.index, offset, token_ids, reason)
-        return ChoiceTokens(request_id, choice.index, offset, token_ids, reason, (logprobs,))
-
-    def _append_several(
-        self, choice: Choice, token_ids: Int32Array, logprobs: tuple[TokenLogprobs | None, ...]
-    ) -> Iterable[Event]:
-        """One or more tokens of a choice, whose keys and values are all computed but for the last one's."""
-        offset, num_taken = len(choice.output), 0
-        reason: FinishReason | None = None
-        while reason is None and num_taken < len(token_ids):
-            reason = choice.append(token_ids[num_taken], logprobs[num_taken] if logprobs else None)
-            num_taken += 1
-        self.num_outstanding_tokens += num_taken
-        choice.request.num_guessed_right += num_taken - 1
-        if choice.state is ChoiceState.RUNNING:
-            self._count_guessed(choice, num_taken - 1)
-        if reason is not None:
-            self._finish(choice, reason)
-        told = () if choice.request.sampling.num_logprobs is None else logprobs[:num_taken]
-        event = ChoiceTokens(choice.request.request_id, choice.index, offset, token_ids[:num_taken], reason, told)
-        return (event,) if reason is None else (event, *self._ended(choice.request))
+        return ChoiceTokens(choice.request.request_id, choice.index, offset, token_ids, reason, logprobs)
 
     def _count_guessed(self, choice: Choice, num_tokens: int) -> None:
-        """So many tokens were guessed right: they are computed, without a plan that said so."""
-        choice.num_computed_tokens += num_tokens
-        self.num_outstanding_tokens -= num_tokens
-        if (num_new := choice.num_computed_tokens - choice.num_tokens_charged) > 0:
-            self.waiting.shares.charge(choice.request.tenant, OUTPUT_TOKEN_WEIGHT * num_new)
-            choice.num_tokens_charged = choice.num_computed_tokens
+        """So many tokens of a choice were guessed right."""
+        choice.request.num_guessed_right += num_tokens
+        if choice.state is ChoiceState.RUNNING:
+            self._guesses.count_computed(choice, num_tokens)
+            self._queues.num_outstanding_tokens -= num_tokens
 
     def _finish(self, choice: Choice, reason: FinishReason | None) -> None:
-        if choice.state is ChoiceState.RUNNING:
-            self._unseat(choice)
-            self.running.remove(choice)
-            self.num_outstanding_tokens -= choice.num_uncomputed_tokens
-        elif choice in self.waiting:
-            self.waiting.remove(choice)
-            self.num_outstanding_tokens -= choice.num_uncomputed_tokens
-        choice.move_to(ChoiceState.FINISHED)
+        self._queues.finish(choice)
         choice.finish_reason = reason
         if reason is not None:
             self.experience.output_had(len(choice.output))

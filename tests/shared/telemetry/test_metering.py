@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from shared.telemetry.metering import MetricsSettings, metering
 from shared.telemetry.metrics import Histogram, Instrument, Kind, MetricsPage, Reading
 from shared.telemetry.otlp_settings import OtlpSettings
 from shared.transport.memory import MemoryBroker, MemoryTransport
-from tests.shared.telemetry.collector import Collector
+from tests.shared.telemetry.collector import Collector, collecting
 from tests.shared.telemetry.scrape import Page, fetch, scrape
 
 ME = Identity(Service.EXECUTOR, InstanceId("executor-1"), "executor-1")
@@ -212,52 +211,50 @@ async def test_without_the_extra_there_is_one_line_in_the_log_and_probes_are_ans
 
 
 @pytest.fixture
-def collector() -> Collector:
-    """Receives what is sent over OTLP; not yet listening."""
-    return Collector(free_port())
-
-
-def to(collector: Collector, **settings: Any) -> OtlpSettings:
-    return OtlpSettings(f"{collector.address}/v1/metrics", **settings)
+def collector() -> Iterator[Collector]:
+    """Receives what is sent over OTLP."""
+    with collecting() as collector:
+        yield collector
 
 
 async def test_metrics_are_sent_again_and_again_and_once_at_the_end(actor: _Actor, collector: Collector) -> None:
-    with collector:
-        actor.words.record(1.5, "en")
-        said = {"deployment.environment.name": "trial", "service.name": "mine"}
-        async with metering(actor, MetricsSettings(collector=to(collector), push_interval_s=0.05, resource=said)):
-            await collector.until(2)
-            await tell(actor, 4)
-    received = collector.received
-    assert received.resource["service.name"] == "mine"
-    assert received.resource["deployment.environment.name"] == "trial"
-    assert received.resource["service.instance.id"] == "executor-1"
-    heard = received.metrics["test.heard"]
+    actor.words.record(1.5, "en")
+    said = {"deployment.environment.name": "trial", "service.name": "mine"}
+    settings = MetricsSettings(collector=OtlpSettings(collector.metrics_url), push_interval_s=0.05, resource=said)
+    async with metering(actor, settings):
+        await collector.until(lambda: len(collector.metrics) >= 2)
+        await tell(actor, 4)
+    last = collector.metrics[-1]
+    assert last.resource["service.name"] == "mine"
+    assert last.resource["deployment.environment.name"] == "trial"
+    assert last.resource["service.instance.id"] == "executor-1"
+    heard = last.named["test.heard"]
     assert (heard.sum.is_monotonic, heard.unit) == (True, "{message}")
     assert [point.as_double or point.as_int for point in heard.sum.data_points] == [4]
-    (words,) = received.metrics["test.words"].histogram.data_points
+    (words,) = last.named["test.words"].histogram.data_points
     assert (list(words.bucket_counts), list(words.explicit_bounds), words.sum) == ([0, 1, 0], [1, 2], 1.5)
     assert {each.key: each.value.string_value for each in words.attributes} == {"language": "en"}
-    assert not received.metrics["shoal.mailbox.depth"].sum.is_monotonic
-    assert received.metrics["shoal.draining"].WhichOneof("data") == "gauge"
+    assert not last.named["shoal.mailbox.depth"].sum.is_monotonic
+    assert last.named["shoal.draining"].WhichOneof("data") == "gauge"
 
 
 async def test_numbers_over_otlp_and_on_the_page_are_the_same(actor: _Actor, collector: Collector) -> None:
-    with collector:
-        async with metering(actor, MetricsSettings(port=0, collector=to(collector), push_interval_s=0.05)) as made:
-            await tell(actor, 2)
-            page = await scrape(made.address)
-    pushed = {name.replace(".", "_") for name in collector.received.metrics}
+    settings = MetricsSettings(port=0, collector=OtlpSettings(collector.metrics_url), push_interval_s=0.05)
+    async with metering(actor, settings) as made:
+        await tell(actor, 2)
+        page = await scrape(made.address)
+    pushed = {name.replace(".", "_") for name in collector.metrics[-1].named}
     shown = {name.removesuffix("_seconds").removesuffix("_bytes") for name in page.families if name != "target_info"}
     assert pushed - {"shoal_loop_lag"} == shown - {"shoal_loop_lag"}
 
 
 async def test_a_collector_that_is_away_holds_nobody_up(
-    actor: _Actor, collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    actor: _Actor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "_LAST_PUSH_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")  # which the exporter alone would take for seconds
-    settings = MetricsSettings(port=0, collector=to(collector, timeout_s=0.2), push_interval_s=0.02)
+    away = OtlpSettings(f"http://127.0.0.1:{free_port()}/v1/metrics", timeout_s=0.2)
+    settings = MetricsSettings(port=0, collector=away, push_interval_s=0.02)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         async with metering(actor, settings) as made:

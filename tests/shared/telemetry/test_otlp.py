@@ -21,8 +21,8 @@ from shared.telemetry.otlp import OtlpSender
 from shared.telemetry.otlp_settings import OtlpSettings
 from shared.telemetry.settings import tracing_of
 from shared.telemetry.tracing import Tracing
+from tests.shared.telemetry.collector import Collector, collecting
 from tests.shared.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
-from tests.shared.telemetry.trace_collector import Collector, collecting
 
 IDENTITY = Identity(Service.SCHEDULER, InstanceId("scheduler-0a1b"), "scheduler-1")
 RESOURCE = {"service.name": "shoal-scheduler", "service.instance.id": "scheduler-0a1b"}
@@ -35,7 +35,7 @@ def collector() -> Iterator[Collector]:
 
 
 def sender(collector: Collector, **settings: Any) -> OtlpSender:
-    return OtlpSender(OtlpSettings(collector.address, **settings), RESOURCE, "1.2.3")
+    return OtlpSender(OtlpSettings(collector.traces_url, **settings), RESOURCE, "1.2.3")
 
 
 def test_a_span_arrives_as_it_was(collector: Collector) -> None:

@@ -1,7 +1,6 @@
 """What every bucket promises: one suite for those in memory and those in JetStream of a real server."""
 
 import uuid
-from collections.abc import AsyncIterator
 
 import nats
 import pytest
@@ -9,20 +8,8 @@ from nats.js.errors import BucketNotFoundError
 
 from shared.errors import BucketUnavailable
 from shared.transport import Bucket, Transport
-from shared.transport.memory import MemoryBroker, MemoryTransport
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
-
-
-@pytest.fixture(params=["memory", "nats"])
-async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
-    if request.param == "memory":
-        transport: Transport = MemoryTransport(MemoryBroker())
-    else:
-        transport = NatsTransport(request.getfixturevalue("nats_url"), name="test")
-    await transport.connect()
-    yield transport
-    await transport.close()
 
 
 @pytest.fixture

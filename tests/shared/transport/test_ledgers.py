@@ -11,21 +11,9 @@ from nats.js.api import StreamConfig
 
 from shared.errors import LedgerUnavailable, PayloadTooLarge
 from shared.transport import Ledger, Transport
-from shared.transport.memory import MemoryBroker, MemoryTransport
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
 from tests.shared.transport.receiver import PATIENCE_S
-
-
-@pytest.fixture(params=["memory", "nats"])
-async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
-    if request.param == "memory":
-        transport: Transport = MemoryTransport(MemoryBroker())
-    else:
-        transport = NatsTransport(request.getfixturevalue("nats_url"), name="test")
-    await transport.connect()
-    yield transport
-    await transport.close()
 
 
 @pytest.fixture
