@@ -28,6 +28,7 @@ class Admission:
     def __init__(self, directory: Directory, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
+        self._has_heard_of_any = False
         self._last_named: dict[str, float] = {}
         self._last_complete: dict[str, float] = {}
         """When each model last lacked nothing."""
@@ -37,6 +38,7 @@ class Admission:
     def observe(self, beat: Presence) -> None:
         """Take note of a beat that the directory has seen."""
         for model in beat.models:
+            self._has_heard_of_any = True
             self._last_named[model] = self._clock.now()
         self._num_given.pop(beat.instance_id, None)
 
@@ -74,8 +76,13 @@ class Admission:
         return [] if missing == [Service.EXECUTOR] and self._changes_hands(model) else missing
 
     def check_model(self, model: str, needed: Sequence[Service] = SERVING) -> None:
-        """Raises ModelNotFound for a model that nobody names, and Unavailable for one that lacks a needed service."""
+        """Raises ModelNotFound for a model that nobody names, and Unavailable for one that lacks a needed service.
+
+        Until it has heard of a first model, a gateway has only just started and cannot know; another one may.
+        """
         if missing := self.missing(model, needed):
+            if not self._has_heard_of_any:
+                raise Unavailable("This gateway has heard of no model yet.", retry_after_s=_RETRY_AFTER_S)
             if model not in self._last_named:
                 raise ModelNotFound(f"There is no model {_shown(model)} here.", param="model")
             names = " and no ".join(missing)

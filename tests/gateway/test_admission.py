@@ -60,6 +60,16 @@ def test_model_that_nobody_names_is_not_found() -> None:
     assert world.admission.models() == ["other"]
 
 
+def test_a_gateway_that_has_heard_of_no_model_yet_does_not_say_that_there_is_none() -> None:
+    world = World()
+    with pytest.raises(Unavailable) as caught:
+        world.admission.check_model("m")
+    assert caught.value.retry_after_s
+    world.beat(Service.TOKENIZER, "other")
+    with pytest.raises(ModelNotFound):
+        world.admission.check_model("m")
+
+
 @pytest.mark.parametrize("missing", [Service.TOKENIZER, Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER])
 def test_model_that_lacks_a_service_is_unavailable_and_the_service_is_named(missing: Service) -> None:
     world = World()
@@ -103,8 +113,10 @@ def test_scheduler_with_the_fewest_requests_is_chosen_counting_what_it_was_given
 
 
 def test_long_model_name_is_cut_in_the_message() -> None:
+    world = World()
+    world.all_beat()
     with pytest.raises(ModelNotFound) as caught:
-        World().admission.check_model("x" * 100_000)
+        world.admission.check_model("x" * 100_000)
     assert len(caught.value.message) < 200
 
 
