@@ -21,6 +21,8 @@ class CuttingProxy:
         self._draw_num_bytes = draw_num_bytes
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
 
     @property
     def address(self) -> str:
@@ -38,6 +40,10 @@ class CuttingProxy:
         self._server.close()
         self.cut()
 
+    def freeze(self) -> None:
+        """Pass nothing on any more, from now on and for ever, and keep every connection."""
+        self._goes_on.clear()
+
     def cut(self) -> None:
         """End every connection with a reset, on both sides."""
         for writer in list(self._open):
@@ -52,7 +58,7 @@ class CuttingProxy:
             self._open.update(both)
             try:
                 await asyncio.gather(
-                    _pass(from_client, to_server, None), self._answer(from_server, to_client, num_bytes)
+                    self._pass(from_client, to_server, None), self._answer(from_server, to_client, num_bytes)
                 )
             finally:
                 self._open.difference_update(both)
@@ -61,17 +67,17 @@ class CuttingProxy:
                         reset(writer.transport)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int | None) -> None:
-        if await _pass(reader, writer, num_bytes):
+        if await self._pass(reader, writer, num_bytes):
             self.num_cuts += 1
             raise ConnectionResetError
 
-
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int | None) -> bool:
-    """Pass bytes on until the end; True if `num_bytes` were passed before that."""
-    while data := await reader.read(65_536):
-        writer.write(data if num_bytes is None else data[:num_bytes])
-        await writer.drain()
-        if num_bytes is not None and (num_bytes := num_bytes - len(data)) <= 0:
-            return True
-    writer.write_eof()
-    return False
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int | None) -> bool:
+        """Pass bytes on until the end; True if `num_bytes` were passed before that."""
+        while data := await reader.read(65_536):
+            await self._goes_on.wait()
+            writer.write(data if num_bytes is None else data[:num_bytes])
+            await writer.drain()
+            if num_bytes is not None and (num_bytes := num_bytes - len(data)) <= 0:
+                return True
+        writer.write_eof()
+        return False

@@ -100,6 +100,24 @@ async def test_example_goes_on_after_every_loss_with_every_character_once(page: 
         assert harness.fake.cancellations.empty()
 
 
+async def test_example_leaves_a_gateway_that_froze_and_not_one_that_has_nothing_to_say(page: Page) -> None:
+    async with running_gateway() as harness, CuttingProxy(harness.url) as one, CuttingProxy(harness.url) as other:
+        asking = await generate(page, harness, one.address, other.address)
+        request = await taken(harness)
+        harness.fake.keep(request)
+        await request.say("Hel")
+        await page.wait_for_function("pieces.join('') === 'Hel'")
+        await page.wait_for_timeout(4000)  # five times as long as it waits before it asks
+        assert (one.num_connections, other.num_connections) == (1, 0)
+        one.freeze()
+        await request.say("lo")
+        await page.wait_for_function("pieces.join('') === 'Hello'", timeout=10_000)
+        await request.finish()
+        assert (await asking)["text"] == "Hello"
+        assert other.num_connections == 1
+        assert harness.fake.cancellations.empty()
+
+
 async def test_example_tries_again_when_it_is_told_to_and_gives_up_when_it_is_not(page: Page) -> None:
     async with running_gateway() as harness:
         asking = await generate(page, harness, harness.url)

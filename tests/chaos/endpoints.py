@@ -10,7 +10,7 @@ from tests.chaos.history import outputs
 from tests.chaos.progress import Record
 from tests.chaos.workload import StreamSpec
 
-SILENCE_S: Final = 4.0
+SILENCE_S: Final = 2.0
 """A gateway that says nothing for so long, not even that it lives, is left."""
 PAUSE_S: Final = 0.2
 RESUME_WITHIN_S: Final = 20.0

@@ -27,7 +27,7 @@ DRAIN_S: Final = 0.5
 
 SETTINGS: Final = {
     "SHOAL_DRAIN_DEADLINE_S": str(DRAIN_S),
-    "SHOAL_GATEWAY_KEEP_ALIVE_S": "1",
+    "SHOAL_GATEWAY_KEEP_ALIVE_S": "0.7",
     "SHOAL_GATEWAY_RESUME_GRACE_S": "5",
     "SHOAL_SCHEDULER_ORPHAN_GRACE_S": "8",
     # Few seats, few blocks and small steps: there is a queue, prompts take many steps, and choices are preempted.

@@ -13,7 +13,7 @@ from tests.chaos.history import Connected, Ending, Logprob, Piece
 from tests.chaos.progress import Progress, Record
 from tests.chaos.workload import StreamSpec
 
-_PING_S: Final = 1.0
+_PING_S: Final = 0.7
 _CLOSE_S: Final = 0.5
 _GOING_ON_ELSEWHERE: Final = 4000
 """A close code of the application's own: for a gateway, a connection that broke."""
