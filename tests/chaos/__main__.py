@@ -26,7 +26,7 @@ from pathlib import Path
 from shared.ids import Service
 from tests.chaos.beats import Beats
 from tests.chaos.containers import ContainerMesh
-from tests.chaos.faults import Blow, Fault, every_fault, strike
+from tests.chaos.faults import BROKER_BLOWS, Blow, Fault, every_fault, strike
 from tests.chaos.mesh import ChaosMesh
 from tests.chaos.model_home import make_home
 from tests.chaos.progress import Progress, Record
@@ -94,7 +94,7 @@ class RandomBlows:
                 if progress.is_over:
                     return
                 service = self._draw.choice([*Service, None])
-                blow = Blow.KILL if service is None else self._draw.choice(list(Blow))
+                blow = self._draw.choice(BROKER_BLOWS if service is None else list(Blow))
                 striking = tasks.create_task(self._strike(mesh, beats, service, blow))
                 if not self._overlap:
                     await striking

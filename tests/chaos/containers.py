@@ -196,6 +196,15 @@ class ContainerMesh:
         assert self._broker is not None
         await asyncio.to_thread(self._restart, self._broker, away_s)
 
+    async def freeze_broker(self, for_s: float) -> None:
+        """Let the broker stand still for a while, with all its connections."""
+        assert self._broker is not None
+        await asyncio.to_thread(self._broker.freeze)
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            await asyncio.to_thread(self._broker.thaw)
+
     def _restart(self, struck: StruckContainer, away_s: float) -> None:
         with struck.killed():
             time.sleep(away_s)

@@ -1,4 +1,4 @@
-"""What is done to a mesh: an instance is killed, frozen for a while, or told to stop; or the broker is restarted."""
+"""What is done to a mesh: an instance is killed, frozen for a while, or told to stop; the broker killed or frozen."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,9 +22,12 @@ class Blow(StrEnum):
     TERMINATE = "SIGTERM"
 
 
+BROKER_BLOWS: Final = (Blow.KILL, Blow.FREEZE)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One blow; `service` None is the broker, which is killed and started again."""
+    """One blow; `service` None is the broker, which is killed and started again, or frozen."""
 
     service: Service | None
     blow: Blow
@@ -49,7 +52,10 @@ class Listener(Protocol):
 async def strike(mesh: Mesh, beats: Listener, service: Service | None, blow: Blow) -> str:
     """Hit the busiest instance of a service, or the broker; its name. Returns once a frozen one goes on."""
     if service is None:
-        await mesh.restart_broker(BROKER_AWAY_S)
+        if blow is Blow.FREEZE:
+            await mesh.freeze_broker(FROZEN_S)
+        else:
+            await mesh.restart_broker(BROKER_AWAY_S)
         return "broker"
     name = beats.busiest(service)
     instance = mesh.named(name) if name is not None else mesh.of(service)[0]
@@ -85,7 +91,7 @@ def every_fault() -> list[Fault]:
         for blow in Blow
         for moment in Moment
     ]
-    return [*faults, *(Fault(None, Blow.KILL, moment) for moment in Moment)]
+    return [*faults, *(Fault(None, blow, moment) for blow in BROKER_BLOWS for moment in Moment)]
 
 
 def short_list() -> list[Fault]:
@@ -98,4 +104,4 @@ def short_list() -> list[Fault]:
         for column, blow in enumerate(Blow)
     ]
     everybody = [Fault(service, Blow.KILL, Moment.DECODE, hits_all=True) for service in Service]
-    return [*faults, *everybody, Fault(None, Blow.KILL, Moment.DECODE)]
+    return [*faults, *everybody, *(Fault(None, blow, Moment.DECODE) for blow in BROKER_BLOWS)]

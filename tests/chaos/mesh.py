@@ -135,6 +135,7 @@ class ChaosMesh:
         """`home` is a store with the model; `folder` gets the logs and the broker's files; `settings` are in addition
         to those of every chaos mesh."""
         self.broker = NatsServer(folder)
+        self._striking_broker = asyncio.Lock()
         self.nats_url = self.broker.url
         self.urls: list[str] = []
         """Of the gateways."""
@@ -187,9 +188,19 @@ class ChaosMesh:
 
     async def restart_broker(self, away_s: float) -> None:
         """Kill the broker and start it on its old port, with what it kept."""
-        await asyncio.to_thread(self.broker.stop)
-        await asyncio.sleep(away_s)
-        await asyncio.to_thread(self.broker.start)
+        async with self._striking_broker:
+            await asyncio.to_thread(self.broker.stop)
+            await asyncio.sleep(away_s)
+            await asyncio.to_thread(self.broker.start)
+
+    async def freeze_broker(self, for_s: float) -> None:
+        """Let the broker stand still for a while, with all its connections."""
+        async with self._striking_broker:
+            self.broker.freeze()
+            try:
+                await asyncio.sleep(for_s)
+            finally:
+                self.broker.thaw()
 
     async def _supervise(self) -> None:
         while True:

@@ -86,3 +86,7 @@ class Mesh(Protocol):
     async def restart_broker(self, away_s: float) -> None:
         """Kill the broker and start it again with what it kept."""
         ...
+
+    async def freeze_broker(self, for_s: float) -> None:
+        """Let the broker stand still for a while, with all its connections."""
+        ...

@@ -203,6 +203,12 @@ async def test_the_broker_is_killed_and_started_again(docker: FakeDocker, mesh: 
     assert docker.calls == [f"kill {broker}", f"start {broker}"]
 
 
+async def test_the_broker_stands_still_and_goes_on(docker: FakeDocker, mesh: ContainerMesh) -> None:
+    await mesh.freeze_broker(0.0)
+    (broker,) = docker.ids("nats")
+    assert docker.calls == [f"pause {broker}", f"unpause {broker}"]
+
+
 async def test_a_blow_hits_the_busiest_by_the_name_in_its_beats(docker: FakeDocker, mesh: ContainerMesh) -> None:
     second = mesh.of(Service.GATEWAY)[1]
     assert await strike(mesh, Heard(second.name), Service.GATEWAY, Blow.KILL) == second.name
