@@ -41,6 +41,11 @@ class NatsServer:
 
     def start(self) -> None:
         """Start it and return when it takes connections."""
+        self.launch()
+        self.wait_until_it_answers()
+
+    def launch(self) -> None:
+        """Start it. It ends with the thread that calls this."""
         (self.folder / "nats.conf").write_text(self.config)
         command = nats_command(find_nats_server(), port=self.port, store=self.folder / "jetstream")
         command[command.index("--name") + 1] = self.name
@@ -49,6 +54,10 @@ class NatsServer:
         command += ["--config", str(self.folder / "nats.conf")]
         with (self.folder / "nats.log").open("ab") as log:
             self._process = subprocess.Popen(bound.command(command), stdout=log, stderr=log)
+
+    def wait_until_it_answers(self) -> None:
+        """Return when it takes connections."""
+        assert self._process is not None
         deadline = time.monotonic() + 20
         while not self._answers():
             assert self._process.poll() is None, (self.folder / "nats.log").read_text()

@@ -191,7 +191,8 @@ class ChaosMesh:
         async with self._striking_broker:
             await asyncio.to_thread(self.broker.stop)
             await asyncio.sleep(away_s)
-            await asyncio.to_thread(self.broker.start)
+            self.broker.launch()  # not on another thread: the system would end it with that
+            await asyncio.to_thread(self.broker.wait_until_it_answers)
 
     async def freeze_broker(self, for_s: float) -> None:
         """Let the broker stand still for a while, with all its connections."""
