@@ -37,7 +37,7 @@ class Client:
         patience_s: float = 60.0,
         num_retries: int = 2,
         connect_timeout_s: float = 5.0,
-        heartbeat_s: float = 1.5,
+        heartbeat_s: float = 20.0,
     ) -> None:
         """`addresses` are those of gateways of one mesh, such as `http://127.0.0.1:8000`.
 

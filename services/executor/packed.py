@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.executor.memory import untouched
+from shared.models import config
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ _PACKERS: Final = (
     "weights.py",
 )
 """Sources, of which any change may change what is packed."""
+_NAMES: Final = "names"
+"""The file that lists all arrays of a folder, so that half a folder is not taken for a whole one."""
 _ABANDONED_AFTER_S: Final = 3600.0
 
 
@@ -75,7 +78,7 @@ class PackedWeights:
             if (making := _begin(place, num_bytes)) is not None:
                 try:
                     return self._write(making, make())
-                except OSError as error:
+                except (OSError, ValueError, EOFError) as error:
                     log.warning("packed weights cannot be kept", extra={"folder": str(place), "error": str(error)})
                 finally:
                     shutil.rmtree(making, ignore_errors=True)
@@ -87,6 +90,8 @@ class PackedWeights:
                 np.save(file, array)
                 file.flush()
                 os.fsync(file.fileno())
+        names = sorted(path.name for path in making.iterdir())
+        (making / _NAMES).write_text("\n".join(names))
         kept = making.with_name(self._name)
         with contextlib.suppress(OSError):  # another executor was faster, and its arrays are the same
             making.rename(kept)
@@ -115,8 +120,12 @@ def _begin(place: Path, num_bytes: int) -> Path | None:
 
 
 def _map(kept: Path) -> Mapping[str, Array]:
-    """What is in a folder. Data in these files begins at a multiple of 64 bytes, as kernels want it."""
-    return {path.stem: np.load(path, mmap_mode="r") for path in sorted(kept.glob("*.npy"))}
+    """What is in a folder. Data in these files begins at a multiple of 64 bytes, as kernels want it.
+
+    Raises OSError if something of it is missing, ValueError or EOFError if it is damaged.
+    """
+    names = (kept / _NAMES).read_text().split("\n")
+    return {name.removesuffix(".npy"): np.load(kept / name, mmap_mode="r") for name in names}
 
 
 def in_memory(arrays: Iterable[tuple[str, Array]]) -> Mapping[str, Array]:
@@ -129,7 +138,7 @@ def in_memory(arrays: Iterable[tuple[str, Array]]) -> Mapping[str, Array]:
 
 
 def _digest(folder: Path) -> str:
-    digest = sha256()
+    digest = sha256((Path(config.__file__)).read_bytes())
     for path in sorted(folder.iterdir()):
         if path.suffix == ".safetensors" or path.name == "model.safetensors.index.json":
             facts = path.stat()

@@ -116,6 +116,13 @@ def test_a_damaged_array_is_made_again(kept: PackedWeights, model: Path, size: i
     assert_are(kept.find())
 
 
+def test_half_a_folder_is_made_again(kept: PackedWeights, model: Path) -> None:
+    kept.keep(arrays(), 1000)
+    next((model / "packed").glob("*/layers.0.qkv.bias.npy")).unlink()
+    assert kept.find() is None
+    assert_are(kept.keep(arrays(), 1000))
+
+
 def test_nothing_is_kept_of_weights_that_turn_out_to_be_wrong(kept: PackedWeights, model: Path) -> None:
     def make() -> Iterator[tuple[str, Array]]:
         yield from arrays()()
