@@ -37,14 +37,14 @@ class Client:
         patience_s: float = 60.0,
         num_retries: int = 2,
         connect_timeout_s: float = 5.0,
-        heartbeat_s: float = 20.0,
+        heartbeat_s: float = 1.0,
     ) -> None:
         """`addresses` are those of gateways of one mesh, such as `http://127.0.0.1:8000`.
 
         `model` is asked where a request names none. `patience_s`: for so long without a gateway a stream looks for one
         before it raises Disconnected. `num_retries`: so often a request that is refused for the moment is asked again,
-        when the mesh says. `heartbeat_s`: a connection that is silent is tested after this, and given up after half as
-        long again: a gateway that froze closes nothing. Raises ValueError for what is no address.
+        when the mesh says. `heartbeat_s`: a gateway that is silent for so long is asked whether it lives, and left
+        if it does not answer. Raises ValueError for what is no address.
         """
         self._gateways = Gateways(addresses)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

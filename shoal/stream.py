@@ -77,7 +77,7 @@ class Stream:
         self._connection: Connection | None = None
         self._has_begun = False
         self._is_stopping = False
-        self._is_cancelled = False
+        self._cancelled = asyncio.Event()
 
     async def __aiter__(self) -> AsyncGenerator[Delta, None]:
         """The deltas, each once, whatever happens to connections on the way."""
@@ -85,7 +85,7 @@ class Stream:
             raise RuntimeError("A stream can be iterated over only once.")
         self._has_begun = True
         try:
-            while self.result is None and not self._is_cancelled:
+            while self.result is None and not self._cancelled.is_set():
                 try:
                     connection = self._connection or await self._begin()
                     delta = self._take(await connection.receive())
@@ -107,7 +107,7 @@ class Stream:
 
     async def cancel(self) -> None:
         """Stop the request, unless it has ended. An iteration in progress ends, without a result."""
-        self._is_cancelled = True
+        self._cancelled.set()
         await self._hang_up()
 
     async def stop(self) -> None:
@@ -123,22 +123,32 @@ class Stream:
 
     async def _begin(self) -> Connection:
         """A connection on which the request was just created or resumed. Raises ConnectionLost, or for good."""
-        await asyncio.sleep(max(self._gateways.wait_s(self._state.num_losses), self._state.wait_s))
+        await self._pause(max(self._gateways.wait_s(self._state.num_losses), self._state.wait_s))
         address = self._gateways.preferred
         try:
             self._connection = connection = await self._connect(address)
         except (ConnectionLost, Unavailable, Overloaded) as error:
             self._gateways.avoid(address)
             raise ConnectionLost(f"{address}: {error}") from error
+        if self._cancelled.is_set():
+            raise ConnectionLost("nobody wants it any more")
         self._state.begin()
         try:
             await connection.send(self._first_message())
         except ConnectionLost as error:
-            self._state.num_unsent += 1
+            self._state.num_unsent += self.request_id is None  # a request to resume is never too large
             if self._state.num_unsent >= _TRIES_TO_SEND:
                 raise TooLarge("No gateway reads the request to its end: it may be larger than they take.") from error
             raise
         return connection
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait. Raises ConnectionLost at once if nobody wants the request any more."""
+        try:
+            await asyncio.wait_for(self._cancelled.wait(), seconds)
+        except TimeoutError:
+            return
+        raise ConnectionLost("nobody wants it any more")
 
     def _first_message(self) -> dict[str, Any]:
         if self.request_id is None:
@@ -158,8 +168,9 @@ class Stream:
         if self._connection is not None:
             self._gateways.avoid(self._connection.address)
         await self._hang_up()
-        self._is_cancelled |= self._is_stopping
-        if self._is_cancelled:
+        if self._is_stopping:
+            self._cancelled.set()
+        if self._cancelled.is_set():
             return
         if self._state.lose(loss.wait_s) > self._patience.seconds:
             raise Disconnected(f"No gateway could be reached for {self._patience.seconds:g} s: {loss}.") from loss

@@ -12,7 +12,7 @@ from services.executor.attention.paged import PagedAttention
 from services.executor.config import ExecutorConfig
 from services.executor.formats import choose_formats
 from services.executor.kernels.cached_attention import Kind
-from services.executor.kernels.jit import use_threads, user_cache
+from services.executor.kernels.jit import USER_CACHE, use_threads
 from services.executor.kernels.vectors import dot_instruction
 from services.executor.kv_cache import Cache, KVCache, RecordCache, block_bytes, default_num_blocks, longest_sequence
 from services.executor.layers.rotary import rotary_table
@@ -87,7 +87,7 @@ def load_model(folder: Path, name: str, config: ExecutorConfig) -> LoadedModel:
 
 def _packed(folder: Path, config: ModelConfig, weight_format: Format, *, keep: bool) -> Arrays:
     """The weights as integer kernels read them: mapped if they are kept from an earlier start, else made now."""
-    kept = PackedWeights(folder, weight_format, user_cache(os.environ))
+    kept = PackedWeights(folder, weight_format, USER_CACHE)
     if keep and (found := kept.find()) is not None:
         return found
     with Weights(folder) as weights:

@@ -4,8 +4,9 @@ Owns where they are kept, when they still fit the model and this program, and th
 once. What is in them is `models.packing`'s. Pages of a mapped file are the system's: executors on one machine share
 them, and a start reads only what it touches.
 
-    <place>/<format>-<digest>/NAME.npy     whole: it got this name when all was written
-    <place>/making-…/                      being written, or left by a process that died
+    <place>/<format>-<digest>/   arrays.bin, index.json; whole, for it got this name when all was written
+    <place>/making-…/            being written, or left by a process that died
+    <place>/lock                 held by the one process that writes
 
 The place is `packed/` in the model's own folder, so that the arrays go when the model goes, or, where that cannot be
 written, `packed/<model>/` in the folder that also has compiled kernels. The digest covers the weights' files and the
@@ -13,15 +14,18 @@ sources of what packs them.
 """
 
 import contextlib
+import fcntl
+import json
 import logging
+import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -43,9 +47,13 @@ _PACKERS: Final = (
     "weights.py",
 )
 """Sources, of which any change may change what is packed."""
-_NAMES: Final = "names"
-"""The file that lists all arrays of a folder, so that half a folder is not taken for a whole one."""
-_ABANDONED_AFTER_S: Final = 3600.0
+_DATA: Final = "arrays.bin"
+_INDEX: Final = "index.json"
+"""Where each array is in the data: {name: [type, shape, first byte]}. Written last."""
+_LINE: Final = 64
+"""Each array begins at a multiple of so many bytes, as kernels want it."""
+_UNUSED_AFTER_S: Final = 86_400.0
+"""Arrays of another version of the model or of this program, which executors of that version may still start with."""
 
 
 class PackedWeights:
@@ -60,72 +68,108 @@ class PackedWeights:
 
     def find(self) -> Mapping[str, Array] | None:
         """The arrays if they are kept, mapped into memory; None if they have to be made."""
-        for place in self._places:
-            if (kept := place / self._name).is_dir():
-                try:
-                    return _map(kept)
-                except (OSError, ValueError, EOFError) as error:
-                    log.warning("packed weights are damaged and are made again", extra={"error": str(error)})
-                    shutil.rmtree(kept, ignore_errors=True)
-        return None
+        return next((found for place in self._places if (found := self._find_at(place)) is not None), None)
 
     def keep(self, make: Callable[[], Iterable[tuple[str, Array]]], num_bytes: int) -> Mapping[str, Array]:
         """What `make` makes, at most `num_bytes`, mapped, or in memory if no place has room for it.
 
-        What `make` raises is raised, and nothing is kept then.
+        Where another executor packs at this moment, its arrays are waited for. What `make` raises is raised, and
+        nothing is kept then.
         """
         for place in self._places:
-            if (making := _begin(place, num_bytes)) is not None:
-                try:
-                    return self._write(making, make())
-                except (OSError, ValueError, EOFError) as error:
-                    log.warning("packed weights cannot be kept", extra={"folder": str(place), "error": str(error)})
-                finally:
-                    shutil.rmtree(making, ignore_errors=True)
+            try:
+                with _held(place):
+                    _remove_left_over(place)
+                    if (found := self._find_at(place)) is not None:
+                        return found
+                    if shutil.disk_usage(place).free < 2 * num_bytes:
+                        continue
+                    return self._write(place, make())
+            except OSError as error:
+                log.warning("packed weights cannot be kept", extra={"folder": str(place), "error": str(error)})
         return in_memory(make())
 
-    def _write(self, making: Path, arrays: Iterable[tuple[str, Array]]) -> Mapping[str, Array]:
-        for name, array in arrays:
-            with (making / f"{name}.npy").open("xb") as file:
-                np.save(file, array)
-                file.flush()
-                os.fsync(file.fileno())
-        names = sorted(path.name for path in making.iterdir())
-        (making / _NAMES).write_text("\n".join(names))
-        kept = making.with_name(self._name)
-        with contextlib.suppress(OSError):  # another executor was faster, and its arrays are the same
-            making.rename(kept)
-        found = _map(kept)
-        self._remove_older(kept)
+    def _find_at(self, place: Path) -> Mapping[str, Array] | None:
+        kept = place / self._name
+        if not kept.is_dir():
+            return None
+        try:
+            found = _map(kept)
+        except (FileNotFoundError, ValueError) as error:
+            log.warning("packed weights are damaged and are made again", extra={"error": str(error)})
+            _remove(kept)
+            return None
+        except OSError as error:  # of this process, as too many open files, or of the disk
+            log.warning("packed weights cannot be read", extra={"folder": str(kept), "error": str(error)})
+            return None
+        with contextlib.suppress(OSError):  # it may be for reading only
+            os.utime(kept)
         return found
 
-    def _remove_older(self, kept: Path) -> None:
-        for old in kept.parent.glob(f"{self._format}-*"):
-            if old != kept:  # whoever has it mapped keeps what is mapped
-                shutil.rmtree(old, ignore_errors=True)
+    def _write(self, place: Path, arrays: Iterable[tuple[str, Array]]) -> Mapping[str, Array]:
+        making = Path(tempfile.mkdtemp(prefix="making-", dir=place))
+        try:
+            index: dict[str, tuple[str, tuple[int, ...], int]] = {}
+            with (making / _DATA).open("xb") as data:
+                for name, array in arrays:
+                    data.write(bytes(-data.tell() % _LINE))
+                    index[name] = array.dtype.str, array.shape, data.tell()
+                    data.write(np.ascontiguousarray(array).data)
+                _flush(data)
+            with (making / _INDEX).open("xb") as file:
+                file.write(json.dumps(index).encode())
+                _flush(file)
+            found = _map(making)
+            making.rename(place / self._name)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+        self._remove_unused(place)
+        return found
+
+    def _remove_unused(self, place: Path) -> None:
+        for other in place.glob(f"{self._format}-*"):
+            with contextlib.suppress(OSError):
+                if other.name != self._name and time.time() - other.stat().st_mtime > _UNUSED_AFTER_S:
+                    _remove(other)
 
 
-def _begin(place: Path, num_bytes: int) -> Path | None:
-    """A folder to write into, if one can be made and has room."""
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for left in place.glob("making-*"):
-            if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
-                shutil.rmtree(left, ignore_errors=True)
-        if shutil.disk_usage(place).free < 2 * num_bytes:
-            return None
-        return Path(tempfile.mkdtemp(prefix="making-", dir=place))
-    except OSError:
-        return None
+@contextlib.contextmanager
+def _held(place: Path) -> Iterator[None]:
+    """Keep other executors from writing at a place. Raises OSError if it cannot be written."""
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
-def _map(kept: Path) -> Mapping[str, Array]:
-    """What is in a folder. Data in these files begins at a multiple of 64 bytes, as kernels want it.
+def _remove_left_over(place: Path) -> None:
+    """Remove what a process left that died while it wrote. The place is held."""
+    for left in place.glob("making-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
-    Raises OSError if something of it is missing, ValueError or EOFError if it is damaged.
-    """
-    names = (kept / _NAMES).read_text().split("\n")
-    return {name.removesuffix(".npy"): np.load(kept / name, mmap_mode="r") for name in names}
+
+def _remove(kept: Path) -> None:
+    """Remove a folder, and never leave half of it under its name. Whoever has it mapped keeps what is mapped."""
+    with contextlib.suppress(OSError):
+        doomed = kept.with_name(f"making-{kept.name}-{time.time_ns()}")
+        kept.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _map(folder: Path) -> Mapping[str, Array]:
+    """The arrays in a folder. Raises OSError if it cannot be read, ValueError if it is damaged."""
+    index = json.loads((folder / _INDEX).read_bytes())
+    data = np.memmap(folder / _DATA, np.uint8, mode="r")
+    found: dict[str, Array] = {}
+    for name, (kind, shape, first) in index.items():
+        dtype = np.dtype(kind)
+        found[name] = data[first : first + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+    return found
 
 
 def in_memory(arrays: Iterable[tuple[str, Array]]) -> Mapping[str, Array]:
@@ -138,7 +182,7 @@ def in_memory(arrays: Iterable[tuple[str, Array]]) -> Mapping[str, Array]:
 
 
 def _digest(folder: Path) -> str:
-    digest = sha256((Path(config.__file__)).read_bytes())
+    digest = sha256(Path(config.__file__).read_bytes())
     for path in sorted(folder.iterdir()):
         if path.suffix == ".safetensors" or path.name == "model.safetensors.index.json":
             facts = path.stat()

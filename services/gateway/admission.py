@@ -12,7 +12,7 @@ from shared.clock import Clock
 from shared.errors import ModelNotFound, Unavailable
 from shared.ids import SERVING, InstanceId, Service
 from shared.messages import Presence, SchedulerStatus, TokenizerStatus
-from shared.presence import Directory
+from shared.presence import DEAD_AFTER_S, Directory
 
 _REMEMBERED_S = 60.0
 """So long after its last instance vanished a model is unavailable rather than unknown."""
@@ -28,7 +28,7 @@ class Admission:
     def __init__(self, directory: Directory, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
-        self._has_heard_of_any = False
+        self._began_at = clock.now()
         self._last_named: dict[str, float] = {}
         self._last_complete: dict[str, float] = {}
         """When each model last lacked nothing."""
@@ -38,7 +38,6 @@ class Admission:
     def observe(self, beat: Presence) -> None:
         """Take note of a beat that the directory has seen."""
         for model in beat.models:
-            self._has_heard_of_any = True
             self._last_named[model] = self._clock.now()
         self._num_given.pop(beat.instance_id, None)
 
@@ -78,12 +77,12 @@ class Admission:
     def check_model(self, model: str, needed: Sequence[Service] = SERVING) -> None:
         """Raises ModelNotFound for a model that nobody names, and Unavailable for one that lacks a needed service.
 
-        Until it has heard of a first model, a gateway has only just started and cannot know; another one may.
+        Until it has listened for as long as everybody needs to speak, a gateway has only just started and cannot know.
         """
         if missing := self.missing(model, needed):
-            if not self._has_heard_of_any:
-                raise Unavailable("This gateway has heard of no model yet.", retry_after_s=_RETRY_AFTER_S)
             if model not in self._last_named:
+                if self._clock.now() - self._began_at < DEAD_AFTER_S:
+                    raise Unavailable("This gateway has only just started.", retry_after_s=_RETRY_AFTER_S)
                 raise ModelNotFound(f"There is no model {_shown(model)} here.", param="model")
             names = " and no ".join(missing)
             raise Unavailable(f"The model {_shown(model)} has no {names} now.", retry_after_s=_RETRY_AFTER_S)

@@ -1,6 +1,7 @@
 """`shoal chat`: a conversation with a model in the terminal, or one answer for a pipe."""
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import sys
@@ -118,7 +119,8 @@ class _Chat:
                 click.echo()
                 return
             except KeyboardInterrupt:
-                click.echo()
+                with contextlib.suppress(KeyboardInterrupt):  # who holds the key down means no more by it
+                    click.echo()
                 continue
             except (UnicodeDecodeError, OperatorError):
                 click.secho("That is not UTF-8 text.", fg="red")

@@ -132,6 +132,7 @@ async def _read(stream: shoal.Stream, answer: Answer, on_text: Callable[[str], N
         answer.usage = error.usage
     finally:
         stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
     if stream.result is None:
         answer.was_cancelled = True
     else:

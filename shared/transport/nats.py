@@ -214,7 +214,10 @@ class NatsTransport:
             await self._join()
             log.info("connected to NATS again")
             for listener in self._listeners:
-                listener()
+                try:
+                    listener()
+                except Exception:  # its fault costs nobody the connection
+                    log.exception("a bug in what is done after a reconnection")
 
     async def _join(self) -> None:
         """Try one server after the other, until one has been told everything. The one that is lost comes last."""
@@ -226,7 +229,7 @@ class NatsTransport:
                     self._connection = await self._open(server)
                 except Refused as error:
                     await self._wait_after_refusal(error)
-                except (nats.errors.Error, Disconnected, OSError, ValueError) as error:
+                except Exception as error:  # of the many libraries below: whatever it is, the next try may go well
                     self._say_unreachable(_described(error))
                 else:
                     self._troubles.clear()
@@ -251,7 +254,7 @@ class NatsTransport:
 
     async def _tell(self, connection: Connection) -> None:
         """Subscribe to everything and send what has waited. Nothing of either is new between the return and the next
-        `await`. Raises an error of nats-py if the server refuses something, or hangs."""
+        `await`. Raises an error of nats-py, or Disconnected, if the server refuses something, or hangs."""
         told: set[_Subscription] = set()
         is_settled = False
         while (news := [each for each in self._subscriptions if each not in told]) or not is_settled or self._unsent:
@@ -264,7 +267,17 @@ class NatsTransport:
             if connection.trouble is not None:
                 raise connection.trouble
             if self._unsent:
-                await self._send(connection, *self._unsent.pop())
+                await self._send_oldest(connection)
+
+    async def _send_oldest(self, connection: Connection) -> None:
+        """Send what has waited longest. One that this server cannot take goes alone."""
+        subject, payload, headers = self._unsent.oldest
+        if (size := num_bytes(payload, headers)) <= connection.max_payload:
+            await self._send(connection, subject, payload, headers)
+        else:
+            self._num_dropped += 1
+            log.warning("dropped a message that is larger than NATS takes", extra={"subject": subject, "bytes": size})
+        self._unsent.remove()
 
     @staticmethod
     async def _send(connection: Connection, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:

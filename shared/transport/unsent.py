@@ -29,11 +29,14 @@ class Unsent:
         self._num_bytes += size
         self._messages.append((subject, payload, headers))
 
-    def pop(self) -> Unsendable:
-        """The oldest one, which is kept no longer."""
-        message = self._messages.popleft()
-        self._num_bytes -= _size(*message)
-        return message
+    @property
+    def oldest(self) -> Unsendable:
+        """The one to send next."""
+        return self._messages[0]
+
+    def remove(self) -> None:
+        """The oldest one is kept no longer."""
+        self._num_bytes -= _size(*self._messages.popleft())
 
     def clear(self) -> None:
         """Forget all."""

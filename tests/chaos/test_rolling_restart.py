@@ -2,15 +2,15 @@
 
 import asyncio
 import itertools
-import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import pytest
 
 from shared.ids import Service
 from shared.presence import BEAT_INTERVAL_S
+from tests.answers import SameTexts, WrongAnswer, text_of
 from tests.chaos.beats import Beats
 from tests.chaos.endpoints import new_session
 from tests.chaos.mesh import ChaosMesh, Instance
@@ -26,10 +26,6 @@ ANSWER_WITHIN_S: Final = 20.0
 _LOOK_S: Final = 0.05
 
 
-class WrongAnswer(Exception):
-    """A refusal, a failure, or another text than before."""
-
-
 class Load:
     """Clients that ask one gateway or the other for short answers, without a break and without a second try."""
 
@@ -41,7 +37,7 @@ class Load:
         self._session = session
         self._num_open = dict.fromkeys(urls, 0)
         self._avoided: set[str] = set()
-        self._texts: dict[int, str] = {}
+        self._texts = SameTexts()
 
     async def run(self, numbers: Iterator[int]) -> None:
         """One client."""
@@ -51,7 +47,7 @@ class Load:
             happening = self.happening
             try:
                 async with asyncio.timeout(ANSWER_WITHIN_S):
-                    self._judge(number % 8, await self._ask(url, number % 8))
+                    self._texts.check(number % 8, await self._ask(url, number % 8))
             except (aiohttp.ClientError, TimeoutError, WrongAnswer) as error:
                 self.failures.append(f"from {happening} to {self.happening}: {type(error).__name__} {error}"[:200])
             self.num_answered += 1
@@ -77,26 +73,7 @@ class Load:
         body = {"model": MODEL, "prompt": f"Sack {number}: ", "max_tokens": 16, "seed": number, "ignore_eos": True}
         is_stream = number % 2 == 0
         async with self._session.post(f"{url}/v1/completions", json=body | {"stream": is_stream}) as answer:
-            text = await answer.text()
-        if answer.status != 200:
-            raise WrongAnswer(text)
-        if not is_stream:
-            return _text_of(json.loads(text))
-        events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-        if events[-1:] != ["[DONE]"]:
-            raise WrongAnswer(f"a stream that ends with {events[-1:]}")
-        return "".join(_text_of(json.loads(event)) for event in events[:-1])
-
-    def _judge(self, number: int, text: str) -> None:
-        if not text or self._texts.setdefault(number, text) != text:
-            raise WrongAnswer(f"{text!r} instead of {self._texts.get(number)!r}")
-
-
-def _text_of(answer: dict[str, Any]) -> str:
-    if "error" in answer:
-        raise WrongAnswer(answer["error"]["message"])
-    text: str = answer["choices"][0]["text"]
-    return text
+            return text_of(answer.status, await answer.text(), is_stream=is_stream)
 
 
 async def restart(instance: Instance, beats: Beats, load: Load) -> None:

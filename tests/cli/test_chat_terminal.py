@@ -60,7 +60,8 @@ class _Terminal:
                     self._more.clear()
                     await self._more.wait()
         except TimeoutError:
-            raise AssertionError(f"{text!r} is not shown, but {self.shown[self._num_seen :]!r}") from None
+            shown, status = self.shown[self._num_seen :], self.process.returncode
+            raise AssertionError(f"{text!r} is not shown, but {shown!r}; exit status {status}") from None
         self._num_seen = found + len(text)
 
     async def prompt(self) -> None:

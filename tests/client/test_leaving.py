@@ -1,6 +1,7 @@
 """Leaving a stream in any way cancels its request: the connection is closed in order."""
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -85,6 +86,17 @@ async def test_stopping_before_there_is_a_connection_cancels() -> None:
         await stream.stop()
         assert [delta async for delta in stream] == []
         assert gateway.num_connections == 0
+
+
+async def test_stopping_between_two_tries_ends_the_wait() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        async with shoal.Client(f"127.0.0.1:{unused.getsockname()[1]}") as client:
+            stream = client.stream(**CHAT)
+            reading = asyncio.create_task(anext(aiter(stream), None))
+            await asyncio.sleep(1.5)  # by now the pauses between tries are long
+            await stream.stop()
+            assert await asyncio.wait_for(reading, 0.3) is None
 
 
 async def test_leaving_the_block_cancels() -> None:

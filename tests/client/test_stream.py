@@ -180,6 +180,60 @@ async def test_silence_of_a_gateway_is_noticed() -> None:
         assert (await client.generate(**CHAT)).text == "Hello"
 
 
+async def test_gateway_that_freezes_in_the_middle_is_left_within_three_seconds() -> None:
+    closed_with: list[int | None] = []
+
+    async def freezes(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted(), delta(0, "Hel"))
+        await asyncio.sleep(4)
+        assert await peer.receive() == {"type": "ping"}
+        closed_with.append(await peer.closed())
+
+    async def goes_on(peer: Conversation) -> None:
+        assert (await peer.receive())["type"] == "request.resume"
+        await peer.send(accepted(), delta(3, "lo"), completed())
+        await peer.closed()
+
+    one = FakeGateway(freezes)
+    async with client_of(one, FakeGateway(goes_on)) as client:
+        stream, now = client.stream(**CHAT), asyncio.get_running_loop().time
+        came_at = [now() async for _ in stream]
+        assert stream.result is not None
+        assert stream.result.text == "Hello"
+        assert came_at[1] - came_at[0] < 3.0
+        while not closed_with:  # noqa: ASYNC110  # it thaws
+            await asyncio.sleep(0.02)
+    assert closed_with != [1000], "a frozen gateway that thaws must not think that nobody wants the rest"
+
+
+async def test_gateway_that_has_nothing_to_say_but_answers_is_kept() -> None:
+    async def thinks(peer: Conversation) -> None:
+        await peer.receive()
+        await peer.send(accepted())
+        for _ in range(3):
+            assert await peer.receive() == {"type": "ping"}
+            await peer.send({"type": "pong"})
+        await peer.send(delta(0, "Hello"), completed())
+        await peer.closed()
+
+    gateway = FakeGateway(thinks)
+    async with client_of(gateway, heartbeat_s=0.1) as client:
+        assert (await client.generate(**CHAT)).text == "Hello"
+    assert gateway.num_connections == 1
+
+
+async def test_large_request_may_take_its_time_to_arrive() -> None:
+    async def slow(peer: Conversation) -> None:
+        await asyncio.sleep(2.5)  # a ping would have to stand in line behind the request
+        await hello(peer)
+
+    gateway = FakeGateway(slow)
+    async with client_of(gateway, heartbeat_s=0.1) as client:
+        assert (await client.generate(prompt="x" * 100_000, model="m")).text == "Hello"
+    assert gateway.num_connections == 1
+
+
 async def test_nobody_there_for_too_long_is_an_error_that_says_why() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -10,15 +10,13 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
+
+from tests.answers import SameTexts, WrongAnswer, text_of
 
 _NUM_CLIENTS: Final = 4
 _NUM_PROMPTS: Final = 4
 _TIMEOUT_S: Final = 60
-
-
-class WrongAnswer(Exception):
-    """A refusal, a failure, or another text than before."""
 
 
 class Load:
@@ -33,7 +31,7 @@ class Load:
         self._port = port
         self._model = model
         self._numbers = itertools.count()
-        self._texts: dict[int, str] = {}
+        self._texts = SameTexts()
         self._is_over = threading.Event()
 
     @contextlib.contextmanager
@@ -54,7 +52,7 @@ class Load:
         while not self._is_over.is_set():
             number, happening, begun = next(self._numbers), self.happening, time.monotonic()
             try:
-                self._judge(number % _NUM_PROMPTS, self._ask(connection, number % _NUM_PROMPTS))
+                self._texts.check(number % _NUM_PROMPTS, self._ask(connection, number % _NUM_PROMPTS))
             except (OSError, http.client.HTTPException, ValueError, KeyError, WrongAnswer) as error:
                 self.failures.append(f"from {happening} to {self.happening}: {type(error).__name__} {error}"[:300])
                 connection.close()
@@ -68,23 +66,4 @@ class Load:
         body |= {"ignore_eos": True, "stream": is_stream}
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         with connection.getresponse() as response:
-            text = response.read().decode()
-            if response.status != 200:
-                raise WrongAnswer(f"{response.status} {text}")
-        if not is_stream:
-            return _text_of(json.loads(text))
-        events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-        if events[-1:] != ["[DONE]"]:
-            raise WrongAnswer(f"a stream that ends with {events[-1:]}")
-        return "".join(_text_of(json.loads(event)) for event in events[:-1])
-
-    def _judge(self, number: int, text: str) -> None:
-        if not text or self._texts.setdefault(number, text) != text:
-            raise WrongAnswer(f"{text!r} instead of {self._texts.get(number)!r}")
-
-
-def _text_of(answer: dict[str, Any]) -> str:
-    if "error" in answer:
-        raise WrongAnswer(answer["error"]["message"])
-    text: str = answer["choices"][0]["text"]
-    return text
+            return text_of(response.status, response.read().decode(), is_stream=is_stream)

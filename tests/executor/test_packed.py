@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,9 @@ def arrays(start: int = 0) -> Callable[[], Iterator[tuple[str, Array]]]:
     return make
 
 
-def names(place: Path) -> list[str]:
-    return sorted(path.name for path in place.iterdir()) if place.exists() else []
+def folders(model: Path) -> list[Path]:
+    """What is kept, or being written, beside a model."""
+    return sorted(path for path in (model / "packed").iterdir() if path.is_dir())
 
 
 def assert_are(found: dict[str, Array] | object, start: int = 0) -> None:
@@ -54,9 +56,8 @@ def assert_are(found: dict[str, Array] | object, start: int = 0) -> None:
 
 
 def assert_nothing_is_left(model: Path, tmp_path: Path) -> None:
-    assert [
-        path for place in (model, tmp_path / "cache") for path in place.rglob("packed/**/*") if path.is_file()
-    ] == []
+    left = [path for place in (model, tmp_path / "cache") for path in place.rglob("packed/**/*") if path.is_file()]
+    assert {path.name for path in left} <= {"lock"}
 
 
 def test_what_was_kept_is_found_and_mapped(kept: PackedWeights, model: Path) -> None:
@@ -66,7 +67,7 @@ def test_what_was_kept_is_found_and_mapped(kept: PackedWeights, model: Path) -> 
     assert_are(found)
     assert found is not None
     assert all(isinstance(array, np.memmap) for array in found.values())
-    assert len(names(model / "packed")) == 1
+    assert len(folders(model)) == 1
 
 
 def test_a_second_start_does_not_read_the_weights_and_computes_the_same_bits(tiny_folder: TinyFolder) -> None:
@@ -82,13 +83,26 @@ def test_a_second_start_does_not_read_the_weights_and_computes_the_same_bits(tin
         weights.write_bytes(content)
 
 
-def test_other_weights_are_packed_anew_and_replace_the_old(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
+def test_other_weights_are_packed_anew(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
     kept.keep(arrays(), 1000)
     (model / "model.safetensors").write_bytes(b"other weights")
     again = PackedWeights(model, "stored", tmp_path / "cache")
     assert again.find() is None
     assert_are(again.keep(arrays(100), 1000), 100)
-    assert len(names(model / "packed")) == 1
+    assert len(folders(model)) == 2, "executors of the other version may still start"
+
+
+def test_what_nobody_started_with_for_a_day_is_removed(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
+    kept.keep(arrays(), 1000)
+    (old,) = folders(model)
+    os.utime(old, (0, 0))
+    kept.find()
+    assert old.stat().st_mtime > 0, "it was used just now"
+    os.utime(old, (0, 0))
+    (model / "model.safetensors").write_bytes(b"other weights")
+    PackedWeights(model, "stored", tmp_path / "cache").keep(arrays(), 1000)
+    assert old not in folders(model)
+    assert len(folders(model)) == 1
 
 
 def test_another_configuration_is_another_model(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
@@ -106,21 +120,32 @@ def test_formats_are_kept_beside_each_other(kept: PackedWeights, model: Path, tm
     assert_are(other.find(), 50)
 
 
-@pytest.mark.parametrize("size", [0, 40, 130])
-def test_a_damaged_array_is_made_again(kept: PackedWeights, model: Path, size: int) -> None:
+@pytest.mark.parametrize("damaged", ["arrays.bin", "index.json"])
+@pytest.mark.parametrize("size", [0, 40, 140, None])
+def test_a_damaged_folder_is_made_again(kept: PackedWeights, model: Path, damaged: str, size: int | None) -> None:
     kept.keep(arrays(), 1000)
-    damaged = next((model / "packed").glob("*/embedding.npy"))
-    os.truncate(damaged, size)
+    file = next((model / "packed").glob(f"*/{damaged}"))
+    if size is None:
+        file.unlink()
+    else:
+        assert file.stat().st_size > size or damaged == "index.json"
+        os.truncate(file, min(size, file.stat().st_size - 1))
     assert kept.find() is None
     assert_are(kept.keep(arrays(), 1000))
     assert_are(kept.find())
 
 
-def test_half_a_folder_is_made_again(kept: PackedWeights, model: Path) -> None:
+def test_what_this_process_cannot_open_is_left_to_others(
+    kept: PackedWeights, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
     kept.keep(arrays(), 1000)
-    next((model / "packed").glob("*/layers.0.qkv.bias.npy")).unlink()
-    assert kept.find() is None
-    assert_are(kept.keep(arrays(), 1000))
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "memmap", fail)
+        assert kept.find() is None
+    assert_are(kept.find())
 
 
 def test_nothing_is_kept_of_weights_that_turn_out_to_be_wrong(kept: PackedWeights, model: Path) -> None:
@@ -130,7 +155,7 @@ def test_nothing_is_kept_of_weights_that_turn_out_to_be_wrong(kept: PackedWeight
 
     with pytest.raises(ModelError, match="is missing"):
         kept.keep(make, 1000)
-    assert names(model / "packed") == []
+    assert folders(model) == []
     assert kept.find() is None
 
 
@@ -140,7 +165,7 @@ def test_a_model_folder_that_cannot_be_written_leaves_them_in_the_cache(
     (model / "packed").write_bytes(b"not a folder")
     kept.keep(arrays(), 1000)
     assert_are(kept.find())
-    assert len(names(tmp_path / "cache" / "packed")) == 1
+    assert len(list((tmp_path / "cache" / "packed").glob("tiny-*/stored-*"))) == 1
 
 
 def test_models_in_one_cache_do_not_remove_each_other(tmp_path: Path) -> None:
@@ -173,22 +198,25 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(
     assert_nothing_is_left(model, tmp_path)
 
 
-def test_two_executors_that_pack_at_once_end_with_one_folder(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
-    other = PackedWeights(model, "stored", tmp_path / "cache")
+def test_of_executors_that_start_at_once_one_packs(kept: PackedWeights, model: Path, tmp_path: Path) -> None:
+    others: list[Future[object]] = []
 
     def make() -> Iterator[tuple[str, Array]]:
+        assert not others, "somebody packs already"
+        others.extend(threads.submit(another.keep, make, 1000) for another in (kept, elsewhere))
         yield from arrays()()
-        assert_are(other.keep(arrays(), 1000))
 
-    assert_are(kept.keep(make, 1000))
-    assert len(names(model / "packed")) == 1
+    elsewhere = PackedWeights(model, "stored", tmp_path / "cache")
+    with ThreadPoolExecutor(2) as threads:
+        assert_are(kept.keep(make, 1000))
+        for other in others:
+            assert_are(other.result(10))
+    assert len(folders(model)) == 1
 
 
-def test_what_a_dead_process_left_is_removed_after_an_hour(kept: PackedWeights, model: Path) -> None:
-    old, fresh = model / "packed" / "making-old", model / "packed" / "making-fresh"
-    old.mkdir(parents=True)
-    fresh.mkdir()
-    os.utime(old, (0, 0))
+def test_what_a_dead_process_left_is_removed(kept: PackedWeights, model: Path) -> None:
+    left = model / "packed" / "making-left"
+    left.mkdir(parents=True)
+    (left / "arrays.bin").write_bytes(b"half")
     kept.keep(arrays(), 1000)
-    assert fresh.is_dir()
-    assert not old.exists()
+    assert not left.exists()

@@ -15,7 +15,7 @@ from shared.messages import (
     Status,
     TokenizerStatus,
 )
-from shared.presence import Directory
+from shared.presence import DEAD_AFTER_S, Directory
 
 STATUS: dict[Service, Status] = {
     Service.TOKENIZER: TokenizerStatus(max_model_len=128),
@@ -29,10 +29,12 @@ STATUS: dict[Service, Status] = {
 class World:
     """A directory and an admission that hear the same beats."""
 
-    def __init__(self) -> None:
+    def __init__(self, age_s: float = 60.0) -> None:
         self.clock = FakeClock()
         self.directory = Directory(self.clock)
         self.admission = Admission(self.directory, self.clock)
+        self.clock.advance(age_s)
+        self.directory.expire()
 
     def beat(
         self, service: Service, *models: str, name: str = "1", load: int = 0, is_draining: bool = False
@@ -60,12 +62,14 @@ def test_model_that_nobody_names_is_not_found() -> None:
     assert world.admission.models() == ["other"]
 
 
-def test_a_gateway_that_has_heard_of_no_model_yet_does_not_say_that_there_is_none() -> None:
-    world = World()
-    with pytest.raises(Unavailable) as caught:
-        world.admission.check_model("m")
-    assert caught.value.retry_after_s
-    world.beat(Service.TOKENIZER, "other")
+def test_a_gateway_that_has_just_started_does_not_say_that_there_is_no_such_model() -> None:
+    world = World(age_s=0.0)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="only just started") as caught:
+            world.admission.check_model("m")
+        assert caught.value.retry_after_s
+        world.all_beat("other")  # whoever serves "m" may still be about to speak
+    world.clock.advance(DEAD_AFTER_S)
     with pytest.raises(ModelNotFound):
         world.admission.check_model("m")
 

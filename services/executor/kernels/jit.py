@@ -61,6 +61,7 @@ def user_cache(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
 
 
+USER_CACHE: Final = user_cache(os.environ)
 numba.config.CACHE_DIR = str(cache_folder(_SOURCES, os.environ))
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared.errors import BucketUnavailable, LedgerUnavailable
+from shared.transport.connection import Connection
 from shared.transport.nats import NatsTransport
 from tests.shared.transport.fake_broker import FakeBroker, Manner
 from tests.shared.transport.receiver import PATIENCE_S, Receiver, settle
@@ -123,4 +124,63 @@ async def test_what_is_kept_cannot_be_reached_at_a_frozen_broker_and_that_is_sai
             await ledger.append("one", b"1")
         with pytest.raises(LedgerUnavailable):
             [record async for record in ledger.entries()]
+    await transport.close()
+
+
+async def test_a_fault_in_what_follows_a_reconnection_costs_nobody_else_the_connection(broker: FakeBroker) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    transport, told = NatsTransport(broker.url, name="test"), asyncio.Event()
+    transport.on_reconnect(fail)
+    transport.on_reconnect(told.set)
+    await transport.connect()
+    for _ in range(2):
+        await settle(transport)
+        broker.cut()
+        await until_back(transport, told)
+        told.clear()
+    await transport.close()
+
+
+async def test_whatever_goes_wrong_while_connecting_is_tried_again(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, told, faults = NatsTransport(broker.url, name="test"), asyncio.Event(), [AttributeError("no object")]
+    opening = transport._open
+
+    async def open_or_fail(server: str) -> Connection:
+        if faults:
+            raise faults.pop()
+        return await opening(server)
+
+    await transport.connect()
+    transport.on_reconnect(told.set)
+    await settle(transport)
+    monkeypatch.setattr(transport, "_open", open_or_fail)
+    broker.cut()
+    await until_back(transport, told)
+    assert not faults
+    await transport.close()
+
+
+async def test_what_waited_and_is_larger_than_the_new_server_takes_goes_alone(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, receiver, told = NatsTransport(broker.url, name="test"), Receiver(), asyncio.Event()
+    await transport.connect()
+    await transport.subscribe("orders", receiver)
+    transport.on_reconnect(told.set)
+    await settle(transport)
+    broker.manner = Manner.SILENT
+    broker.cut()
+    await broker.until_connections(2)
+    for payload in (b"a", bytes(1000), b"b"):
+        await transport.publish("orders", payload)
+    monkeypatch.setattr(Connection, "max_payload", 100, raising=False)
+    broker.manner = Manner.GOOD
+    broker.cut()
+    await until_back(transport, told)
+    assert await receiver.wait_for(2) == [b"a", b"b"]
+    assert transport.num_dropped == 1
     await transport.close()

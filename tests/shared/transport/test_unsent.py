@@ -29,10 +29,12 @@ def test_the_oldest_comes_first_and_its_room_is_free_again(
             else:
                 expected.append(step)
         elif expected:
-            assert unsent.pop() == expected.pop(0)
+            assert unsent.oldest == expected.pop(0)
+            unsent.remove()
         assert len(unsent) == len(expected)
     while expected:
-        assert unsent.pop() == expected.pop(0)
+        assert unsent.oldest == expected.pop(0)
+        unsent.remove()
     unsent.add("", bytes(100), None)
 
 
