@@ -84,6 +84,13 @@ class _Terminal:
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 
 
+def _as_a_shell_does() -> None:
+    """Make standard input the controlling terminal, and let Ctrl-C be heard: whoever runs tests in the background may
+    have it ignored, and that is inherited."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 async def terminal(gateway: FakeGateway, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[_Terminal]:
     master, slave = pty.openpty()
@@ -96,7 +103,7 @@ async def terminal(gateway: FakeGateway, tmp_path: Path, request: pytest.Fixture
         stderr=slave,
         env=environ(tmp_path, **{"TERM": "xterm", **getattr(request, "param", {})}),
         start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
+        preexec_fn=_as_a_shell_does,
     )
     os.close(slave)
     terminal = _Terminal(process, master)

@@ -39,7 +39,7 @@ def kept_weights(shaped: Sequence[float], p: SamplingParams) -> dict[int, float]
     largest = max(shaped)
     scaled = [_divided(logit - largest, p.temperature) for logit in shaped]
     weights = {token_id: math.exp(value) for token_id, value in enumerate(scaled)}
-    ranking = sorted(weights, key=lambda token_id: (-scaled[token_id], token_id))
+    ranking = sorted(weights, key=lambda token_id: (-shaped[token_id], token_id))
     if p.top_k:
         ranking = ranking[: p.top_k]
     if p.top_p < 1:

@@ -5,6 +5,7 @@ clients connect over HTTP and WebSockets.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from shared.actor import Actor, Identity
 from shared.clock import SystemClock
 from shared.ids import InstanceId, Service
 from shared.messages import StepPlan, StepResult
+from shared.presence import DEAD_AFTER_S
 from shared.telemetry.answering import Answering
 from shared.telemetry.store import SpanStore
 from shared.telemetry.tracing import Exporter, Tracing
@@ -45,6 +47,7 @@ class InProcessMesh:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.broker = MemoryBroker()
         self.session = session
+        self._ready_at = 0.0
         self.gateway: Gateway
         self.scheduler: SchedulerService
         self.detokenizer: DetokenizerService
@@ -68,8 +71,13 @@ class InProcessMesh:
             while True:
                 async with self.session.get(f"{self.url}/readyz") as answer:
                     if answer.status == 200:
+                        self._ready_at = self._ready_at or time.monotonic()
                         return
                 await asyncio.sleep(0.02)
+
+    async def until_models_are_known(self) -> None:
+        """Return when the gateway has listened for so long that it may say of a model that there is none."""
+        await asyncio.sleep(self._ready_at + DEAD_AFTER_S - time.monotonic())
 
     async def until_idle(self) -> None:
         """Return when no service has anything left of any request."""

@@ -94,6 +94,7 @@ async def refused_at_the_door(mesh: InProcessMesh) -> Counter[Ending]:
         ("text_completion", OUTPUT | {"priority": -1}, "not_allowed"),
     ]
     paths = {"chat": "/v1/chat/completions", "text_completion": "/v1/completions"}
+    await mesh.until_models_are_known()
     for operation, body, code in requests:
         async with mesh.session.post(mesh.url + paths[operation], json={"model": MODEL, **body}) as answer:
             assert (await answer.json())["error"]["code"] == code

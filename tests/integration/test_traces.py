@@ -124,6 +124,7 @@ async def test_a_websocket_with_several_requests(mesh: InProcessMesh, exports: E
 async def test_refusals(
     mesh: InProcessMesh, exports: Exports, path: str, body: Any, status: int, code: str, expected: list[Row]
 ) -> None:
+    await mesh.until_models_are_known()
     body = {"model": MODEL, **body}
     async with mesh.session.post(f"{mesh.url}/v1/{path}", json=body, headers=HEADERS) as answer:
         assert answer.status == status, await answer.text()
