@@ -1,8 +1,8 @@
 """Puts an executor's parts together. The only place that knows which backend goes with which device and format."""
 
-import functools
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from services.executor.layers.rotary import rotary_table
 from services.executor.memory import free_bytes
 from services.executor.model_runner import ModelRunner
 from services.executor.models.integer import IntegerModel
-from services.executor.models.packing import Arrays, Format, packed_arrays
+from services.executor.models.packing import Array, Arrays, Format, packed_arrays
 from services.executor.models.registry import Model, build_model
 from services.executor.packed import PackedWeights, in_memory
 from services.executor.weights import Weights
@@ -90,9 +90,12 @@ def _packed(folder: Path, config: ModelConfig, weight_format: Format, *, keep: b
     kept = PackedWeights(folder, weight_format, USER_CACHE)
     if keep and (found := kept.find()) is not None:
         return found
-    with Weights(folder) as weights:
-        arrays = functools.partial(packed_arrays, config, weights, weight_format)
-        return kept.keep(arrays, weights.num_bytes // 3) if keep else in_memory(arrays())
+
+    def pack() -> Iterator[tuple[str, Array]]:
+        with Weights(folder) as weights:
+            yield from packed_arrays(config, weights, weight_format)
+
+    return kept.keep(pack, Weights(folder).num_bytes // 3) if keep else in_memory(pack())
 
 
 def plan_capacity(

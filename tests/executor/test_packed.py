@@ -14,6 +14,7 @@ from services.executor.packed import Array, PackedWeights
 from shared.errors import ModelError
 from tests.executor.conftest import INTEGER, TinyFolder
 from tests.executor.models.test_integer import LONG, logits
+from tests.tiny_models import make_tiny_model
 
 NEVER_FITS = 1 << 60
 
@@ -81,6 +82,15 @@ def test_a_second_start_does_not_read_the_weights_and_computes_the_same_bits(tin
         assert torch.equal(logits(load_model(folder, "tiny", INTEGER), LONG), first)
     finally:
         weights.write_bytes(content)
+
+
+def test_executors_that_start_at_once_all_have_the_model(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "llama")
+    with ThreadPoolExecutor(3) as threads:
+        loaded = list(threads.map(lambda _: load_model(folder, "tiny", INTEGER), range(3)))
+    first, *others = [logits(each, LONG) for each in loaded]
+    assert all(torch.equal(other, first) for other in others)
+    assert len(folders(folder)) == 1
 
 
 def test_other_weights_are_packed_anew(kept: PackedWeights, model: Path, tmp_path: Path) -> None:

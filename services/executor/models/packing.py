@@ -34,7 +34,7 @@ _PADDING: Final = 64
 def packed_arrays(config: ModelConfig, weights: Weights, weight_format: Format) -> Iterator[tuple[str, Array]]:
     """The arrays one after the other, so that never all of them and all weights are in memory.
 
-    Raises ModelError at the end if something was wrong with the weights: the arrays mean nothing then.
+    What is wrong with the weights is noted there, for its `finish`: until that is asked the arrays may mean nothing.
     """
     packer = _Packer(weights, weight_format)
     yield from _embeddings(packer, config)
@@ -42,7 +42,6 @@ def packed_arrays(config: ModelConfig, weights: Weights, weight_format: Format) 
     for number in range(config.num_layers):
         for name, array in _layer(packer, config, f"model.layers.{number}"):
             yield f"layers.{number}.{name}", array
-    weights.finish()
 
 
 def _embeddings(packer: "_Packer", config: ModelConfig) -> Iterator[tuple[str, Array]]:
