@@ -65,6 +65,8 @@ class Collector:
     def __init__(self) -> None:
         self.url = ""
         self.status = 200
+        self.first_statuses: list[int] = []
+        """Those of its next answers to spans, before `status` is that of all."""
         self.answer = ExportTraceServiceResponse()
         """What it says to the spans that it takes."""
         self.delay_s = 0.0
@@ -110,9 +112,10 @@ class Collector:
         with self._lock:
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
             self.paths.append(request.path)
-            if self.status == 200:
+            status = self.first_statuses.pop(0) if self.first_statuses else self.status
+            if status == 200:
                 self._spans += _told(ExportTraceServiceRequest.FromString(body))
-        return web.Response(status=self.status, body=self.answer.SerializeToString() if self.status == 200 else b"")
+        return web.Response(status=status, body=self.answer.SerializeToString() if status == 200 else b"")
 
     async def take_metrics(self, request: web.Request) -> web.Response:
         """POST /v1/metrics."""

@@ -84,12 +84,7 @@ def test_what_a_collector_refuses_is_lost_at_once(collector: Collector) -> None:
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_a_collector_that_may_take_them_later_is_asked_again(collector: Collector, status: int) -> None:
-    collector.status = status
-
-    def recover() -> None:
-        collector.status = 200
-
-    threading.Timer(0.3, recover).start()
+    collector.first_statuses = [status]
     assert sender(collector).send([span_of(1)]) is None
     assert len(collector.spans) == 1
     assert len(collector.paths) == 2
