@@ -10,6 +10,12 @@ from shared.transport.nats import NatsTransport
 from tests.shared.transport.receiver import PATIENCE_S
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is there is never too slow to be connected to, however busy the machine is."""
+    monkeypatch.setattr("shared.transport.nats._CONNECT_WITHIN_S", PATIENCE_S)
+
+
 @pytest.fixture
 def patience_with_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is there answers in time, however busy the machine is."""

@@ -17,7 +17,7 @@ BAD_MANNERS = [manner for manner in Manner if manner is not Manner.GOOD]
 
 
 @pytest.fixture(autouse=True)
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatience(patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds in earnest takes tenths here."""
     monkeypatch.setattr("shared.transport.nats._PING_INTERVAL_S", PING_INTERVAL_S)
     monkeypatch.setattr("shared.transport.nats._CONNECT_WITHIN_S", 0.5)

@@ -54,12 +54,6 @@ async def events() -> AsyncIterator[_Events]:
     logger.setLevel(logging.NOTSET)
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is there is never too slow, however busy the machine is."""
-    monkeypatch.setattr("shared.transport.nats._CONNECT_WITHIN_S", PATIENCE_S)
-
-
 @pytest.fixture
 def server(private_nats_server: NatsServer) -> Iterator[NatsServer]:
     private_nats_server.start()
