@@ -10,7 +10,7 @@ from shared.ids import InstanceId
 from shared.messages import Message
 from shared.transport.memory import MemoryBroker, MemoryTransport
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Peer:

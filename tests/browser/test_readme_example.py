@@ -15,6 +15,7 @@ from shared.messages import ErrorInfo
 from tests.cutting_proxy import CuttingProxy
 from tests.gateway.fake_mesh import FakeRequest
 from tests.gateway.harness import CHAT, Harness, running_gateway
+from tests.standstills import Standstills
 
 _README = Path(__file__).parents[2] / "README.md"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -101,21 +102,31 @@ async def test_example_goes_on_after_every_loss_with_every_character_once(page: 
 
 
 async def test_example_leaves_a_gateway_that_froze_and_not_one_that_has_nothing_to_say(page: Page) -> None:
+    while not await leaves_only_what_froze(page):
+        pass  # the gateway is in this process: if that stood still, leaving it was right
+
+
+async def leaves_only_what_froze(page: Page) -> bool:
+    """Whether that could be shown: not if this process stood still. Fails if it is not so."""
     async with running_gateway() as harness, CuttingProxy(harness.url) as one, CuttingProxy(harness.url) as other:
         asking = await generate(page, harness, one.address, other.address)
         request = await taken(harness)
         harness.fake.keep(request)
         await request.say("Hel")
         await page.wait_for_function("pieces.join('') === 'Hel'")
-        await page.wait_for_timeout(4000)  # five times as long as it waits before it asks
-        assert (one.num_connections, other.num_connections) == (1, 0)
-        one.freeze()
-        await request.say("lo")
-        await page.wait_for_function("pieces.join('') === 'Hello'", timeout=10_000)
-        await request.finish()
-        assert (await asking)["text"] == "Hello"
-        assert other.num_connections == 1
+        async with Standstills() as standstills:
+            await page.wait_for_timeout(4000)  # five times as long as it waits before it asks
+            if not standstills.total_s:
+                assert (one.num_connections, other.num_connections) == (1, 0)
+            one.freeze()
+            await request.say("lo")
+            await page.wait_for_function("pieces.join('') === 'Hello'")
+            await request.finish()
+            assert (await asking)["text"] == "Hello"
+        if not standstills.total_s:
+            assert other.num_connections == 1
         assert harness.fake.cancellations.empty()
+    return not standstills.total_s
 
 
 async def test_example_tries_again_when_it_is_told_to_and_gives_up_when_it_is_not(page: Page) -> None:

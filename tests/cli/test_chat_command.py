@@ -18,6 +18,7 @@ from shared.codec import encode
 from shared.ids import InstanceId, Service
 from shared.messages import GatewayStatus, Presence
 from shoal import Usage
+from tests.cli.beating import run_while_beating
 from tests.cli.gateway import FakeGateway, completed, delta, failed, running
 from tests.cli.shoal import environ, shoal
 from tests.conftest import NatsServer
@@ -131,15 +132,9 @@ async def test_the_mesh_on_the_nats_server_of_the_environment_is_asked(
     status = GatewayStatus(address=gateway.url)
     beat = Presence(Service.GATEWAY, InstanceId("gateway-1-a"), "gateway-1", (), status)
     async with connected(private_nats_server.url) as transport:
-
-        async def beat_on() -> None:
-            while True:
-                await transport.publish(subjects.PRESENCE, encode(beat))
-                await asyncio.sleep(0.1)
-
-        beating = asyncio.create_task(beat_on())
-        done = await asyncio.to_thread(shoal, "chat", "hi", env=env)
-        beating.cancel()
+        done = await run_while_beating(
+            lambda: transport.publish(subjects.PRESENCE, encode(beat)), lambda: shoal("chat", "hi", env=env)
+        )
     assert (done.returncode, done.stdout) == (0, "Hello you\n")
 
 

@@ -26,6 +26,7 @@ from shared.messages import (
     int32s,
 )
 from shared.transport.nats import NatsTransport
+from tests.cli.beating import run_while_beating
 from tests.cli.shoal import environ, shoal
 from tests.conftest import NatsServer
 
@@ -42,17 +43,15 @@ class _Mesh:
 
     async def run(self, *arguments: str, stdin: str | None = None) -> CompletedProcess[str]:
         command = (*arguments, "--nats-url", self._url)
-        return await asyncio.to_thread(shoal, *command, env=environ(self._home), stdin=stdin)
+        return await run_while_beating(self.beat, lambda: shoal(*command, env=environ(self._home), stdin=stdin))
 
     async def pinned(self) -> dict[str, PinnedPrefix]:
         entries = await self.transport.bucket(PINS_BUCKET).entries()
         return {name: Decoder[PinnedPrefix](PinnedPrefix).decode(payload) for name, payload in entries.items()}
 
-    async def beat_for_ever(self) -> None:
+    async def beat(self) -> None:
         beat = Presence(Service.TOKENIZER, InstanceId("tokenizer-1"), "tokenizer-1", ("tiny",), TokenizerStatus(8192))
-        while True:
-            await self.transport.publish(subjects.presence(Service.TOKENIZER), encode(beat))
-            await asyncio.sleep(0.1)
+        await self.transport.publish(subjects.presence(Service.TOKENIZER), encode(beat))
 
     async def on_question(self, payload: bytes, _headers: Mapping[str, str]) -> None:
         question = Decoder[TokenizePrompt](TokenizePrompt).decode(payload)
@@ -81,9 +80,7 @@ async def mesh(private_nats_server: NatsServer, tmp_path: Path) -> AsyncIterator
     await mesh.transport.connect()
     await mesh.transport.subscribe(subjects.tokenize("tiny"), mesh.on_question)
     await mesh.transport.subscribe(subjects.PINS, mesh.on_change)
-    beating = asyncio.create_task(mesh.beat_for_ever())
     yield mesh
-    beating.cancel()
     await mesh.transport.close()
 
 

@@ -1,6 +1,5 @@
 """`shoal status` as a process: what it prints, and its exit status."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from shared.messages import (
 )
 from shared.transport import Transport
 from shared.transport.nats import NatsTransport
+from tests.cli.beating import run_while_beating
 from tests.cli.shoal import environ, shoal
 from tests.conftest import NatsServer
 
@@ -48,17 +48,13 @@ async def mesh(private_nats_server: NatsServer) -> AsyncIterator[Transport]:
 async def _status_while_beating(
     transport: Transport, services: Sequence[Service], *arguments: str, home: Path
 ) -> tuple[int, str, str]:
-    async def beat_for_ever() -> None:
-        while True:
-            for service in services:
-                beat = Presence(service, InstanceId(f"{service}-1"), f"{service}-1", ("tiny",), STATUSES[service])
-                await transport.publish(subjects.presence(service), encode(beat))
-            await transport.publish(subjects.presence(Service.EXECUTOR), b"no beat at all")
-            await asyncio.sleep(0.1)
+    async def beat() -> None:
+        for service in services:
+            beat = Presence(service, InstanceId(f"{service}-1"), f"{service}-1", ("tiny",), STATUSES[service])
+            await transport.publish(subjects.presence(service), encode(beat))
+        await transport.publish(subjects.presence(Service.EXECUTOR), b"no beat at all")
 
-    beating = asyncio.create_task(beat_for_ever())
-    done = await asyncio.to_thread(shoal, "status", *arguments, env=environ(home))
-    beating.cancel()
+    done = await run_while_beating(beat, lambda: shoal("status", *arguments, env=environ(home)))
     return done.returncode, done.stdout, done.stderr
 
 

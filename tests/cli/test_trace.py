@@ -26,6 +26,7 @@ from shared.telemetry.store import SpanStore
 from shared.telemetry.timeline import Timeline, timeline_of
 from shared.telemetry.tracing import Tracing
 from shared.transport.nats import NatsTransport
+from tests.cli.beating import run_while_beating
 from tests.cli.shoal import environ, shoal
 from tests.conftest import NatsServer
 
@@ -288,20 +289,19 @@ async def test_a_mesh_can_be_asked_without_a_gateway(private_nats_server: NatsSe
     tracing = Tracing(SpanStore(10))
     tracing.record(_span("queue", 0, 7), "somebody else")
     await Answering(identity, transport, tracing).start()
-    beating = asyncio.create_task(_beat_for_ever(transport, identity))
-    url = ("--nats-url", private_nats_server.url)
-    done = await _run(tmp_path, REQUEST, "--json", *url)
+    beat = Presence(identity.service, identity.instance_id, identity.name, ("tiny",), SchedulerStatus())
+
+    async def run(*arguments: str) -> CompletedProcess[str]:
+        command, env = ("trace", *arguments, "--nats-url", private_nats_server.url), environ(tmp_path)
+        return await run_while_beating(
+            lambda: transport.publish(subjects.presence(identity.service), encode(beat)),
+            lambda: shoal(*command, env=env),
+        )
+
+    done = await run(REQUEST, "--json")
     assert done.returncode == 0, done.stderr
     timeline = json.loads(done.stdout)
     assert [span["name"] for span in timeline["spans"]] == ["queue"]
     assert timeline["instances"] == {"answered": ["scheduler-0a"], "silent": [], "gone": []}
-    assert (await _run(tmp_path, "req-unknown", *url)).returncode == 1
-    beating.cancel()
+    assert (await run("req-unknown")).returncode == 1
     await transport.close()
-
-
-async def _beat_for_ever(transport: NatsTransport, identity: Identity) -> None:
-    beat = Presence(identity.service, identity.instance_id, identity.name, ("tiny",), SchedulerStatus())
-    while True:
-        await transport.publish(subjects.presence(identity.service), encode(beat))
-        await asyncio.sleep(0.1)

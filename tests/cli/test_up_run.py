@@ -124,6 +124,13 @@ class _Mesh:
         os.kill(pid, number)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is told of processes that are slow because the machine is busy."""
+    monkeypatch.setattr("shared.cli.mesh.run._SLOW_AFTER_S", 3600.0)
+    monkeypatch.setattr("shared.cli.mesh.readiness._TIMEOUT_S", PATIENCE_S)
+
+
 @pytest.fixture
 async def mesh(tmp_path: Path) -> AsyncIterator[_Mesh]:
     mesh = _Mesh(tmp_path)

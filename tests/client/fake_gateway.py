@@ -11,7 +11,7 @@ from aiohttp import WSMsgType, web
 import shoal
 from tests.resets import reset
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 USAGE: dict[str, Any] = {
     "prompt_tokens": 3,
     "completion_tokens": 4,

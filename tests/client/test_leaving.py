@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import shoal
-from tests.client.fake_gateway import CHAT, Conversation, FakeGateway, accepted, cancelled, client_of, delta
+from shoal.gateways import Gateways
+from tests.client.fake_gateway import CHAT, PATIENCE_S, Conversation, FakeGateway, accepted, cancelled, client_of, delta
 
 
 class EndlessGateway(FakeGateway):
@@ -88,15 +89,25 @@ async def test_stopping_before_there_is_a_connection_cancels() -> None:
         assert gateway.num_connections == 0
 
 
-async def test_stopping_between_two_tries_ends_the_wait() -> None:
+async def test_stopping_between_two_tries_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = asyncio.Event()
+
+    def wait_s(_gateways: Gateways, num_failures: int) -> float:
+        if num_failures == 0:
+            return 0.0
+        waits.set()
+        return 3600.0
+
+    monkeypatch.setattr(Gateways, "wait_s", wait_s)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         async with shoal.Client(f"127.0.0.1:{unused.getsockname()[1]}") as client:
             stream = client.stream(**CHAT)
             reading = asyncio.create_task(anext(aiter(stream), None))
-            await asyncio.sleep(1.5)  # by now the pauses between tries are long
+            await asyncio.wait_for(waits.wait(), PATIENCE_S)
+            await asyncio.sleep(0)
             await stream.stop()
-            assert await asyncio.wait_for(reading, 0.3) is None
+            assert await asyncio.wait_for(reading, PATIENCE_S) is None
 
 
 async def test_leaving_the_block_cancels() -> None:

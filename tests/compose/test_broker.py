@@ -186,8 +186,7 @@ def test_a_mesh_serves_pins_accounts_and_tells_with_nothing_refused(server: Nats
     assert answer["usage"]["completion_tokens"] > 0
     request_id = answer["id"].replace("chatcmpl-", "req-")
     for way in (("--port", str(gateway_port)), ("--nats-url", _url(server, "operator"))):
-        timeline = json.loads(_shoal(server, "trace", request_id, "--json", *way))
-        assert len(timeline["instances"]["answered"]) == len(Service), way
+        timeline = _timeline(server, request_id, *way)
         assert {"tokenize", "queue", "prefill", "decode", "detokenize"} <= {span["name"] for span in timeline["spans"]}
     _shoal(server, "pin", "support", "--model", DEFAULT_MODEL, "--system", "Be brief and kind. " * 20)
     _wait_until_pinned(server, begun)
@@ -213,6 +212,16 @@ def _chat(port: int) -> Mapping[str, Any]:
     with urllib.request.urlopen(request, timeout=60) as response:
         answer: Mapping[str, Any] = json.load(response)
         return answer
+
+
+def _timeline(server: NatsServer, request_id: str, *way: str) -> Mapping[str, Any]:
+    """What is known of a request when all services have told it; one that stood still is not waited for long."""
+    deadline = time.monotonic() + 60
+    while True:
+        timeline: Mapping[str, Any] = json.loads(_shoal(server, "trace", request_id, "--json", *way))
+        if len(timeline["instances"]["answered"]) == len(Service):
+            return timeline
+        assert time.monotonic() < deadline, timeline["instances"]
 
 
 def _wait_until_pinned(server: NatsServer, begun: int) -> None:

@@ -139,10 +139,10 @@ def test_however_long_the_output_little_is_held_back_and_a_token_costs_the_same(
     decoder = case.decoding.new_decoder(skip_special_tokens=False)
 
     def seconds_for(num_tokens: int) -> float:
-        started = time.perf_counter()
+        started = time.thread_time()
         num_given = sum(len(decoder.push((case.id_of(token),))) for _ in range(num_tokens))
         assert num_given >= num_tokens - MAX_HELD_BYTES
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     first = min(seconds_for(500) for _ in range(4))
     seconds_for(8000)

@@ -39,7 +39,7 @@ from tests.detokenizer.vocabularies import Case
 
 ME = Identity(Service.DETOKENIZER, InstanceId("detokenizer-1"), "detokenizer-1")
 SCHEDULER, GATEWAY, OTHER = InstanceId("scheduler-1"), InstanceId("gateway-1"), InstanceId("gateway-2")
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 PLAIN = TextOptions()
 
 

@@ -88,10 +88,10 @@ def test_exactly_the_longest_possible_beginning_is_held_back(stops: list[str], t
 def test_many_long_stop_strings_cost_no_more_than_one_short() -> None:
     def seconds(stops: list[str]) -> float:
         scanner, text = StopScanner(StopStrings(stops)), "aaaa" * 500
-        started = time.perf_counter()
+        started = time.thread_time()
         for start in range(0, len(text), 4):
             scanner.feed(text[start : start + 4])
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     one = min(seconds(["ab"]) for _ in range(3))
     many = min(seconds(["a" * n + "b" for n in range(100, 164)]) for _ in range(3))

@@ -27,7 +27,7 @@ from shared.transport.memory import MemoryBroker, MemoryTransport
 CAPACITY: Final = ExecutorCapacity(
     model="tiny", num_blocks=10, block_size=4, max_slots=3, max_model_len=40, max_step_tokens=12
 )
-WAIT_S: Final = 10.0
+WAIT_S: Final = 30.0
 """Longer than anything here takes."""
 
 M = TypeVar("M", bound=Message)

@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -110,6 +111,10 @@ def test_stopping_finishes_the_plan_that_runs_and_drops_the_others(
     assert runner.started.acquire(timeout=WAIT_S)
     stopping = threading.Thread(target=thread.stop)
     stopping.start()
+    deadline = time.monotonic() + WAIT_S
+    while thread._queue.qsize() < 2:  # the second plan, and the word that this is the end
+        assert time.monotonic() < deadline, "it was not told to stop"
+        time.sleep(0.001)
     assert reports.is_empty
     runner.gate.set()
     stopping.join(WAIT_S)

@@ -50,7 +50,7 @@ from shared.messages import (
 from shared.transport.memory import MemoryBroker, MemoryTransport
 
 MODEL = "test/model-1"
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 def logprobs_of(token: str, logprob: float = -0.5, top: Sequence[tuple[str, float]] = ()) -> TextLogprobs:

@@ -161,7 +161,7 @@ async def _end(running: asyncio.Task[None]) -> None:
 
 async def next_event(response: aiohttp.ClientResponse) -> str:
     """The data of the next event of a stream, as soon as it is there."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             line = await response.content.readline()
             assert line, "the stream has ended"

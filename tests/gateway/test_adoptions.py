@@ -10,7 +10,7 @@ from shared.errors import NotFound, Overloaded, Unavailable
 from shared.ids import InstanceId, Service
 from shared.messages import FinishReason, Outcome, RequestFound, RequestMoved, RequestPast, SubmitTokens
 from tests.gateway.elsewhere import CLIENT, R, adopt, adopted, find, look, mesh_side, open_request, tell
-from tests.gateway.fake_mesh import logprobs_of
+from tests.gateway.fake_mesh import PATIENCE_S, logprobs_of
 from tests.gateway.harness import OTHER_SCHEDULER, Harness, running_gateway
 
 
@@ -57,7 +57,7 @@ async def test_an_adopted_request_goes_on_at_another_scheduler_too(harness: Harn
     submitted: asyncio.Queue[SubmitTokens] = asyncio.Queue()
     await harness.fake.take_submissions(OTHER_SCHEDULER, submitted.put_nowait)
     await harness.fake.announce(Service.SCHEDULER, harness.fake.scheduler_id, is_leaving=True)
-    message = await asyncio.wait_for(submitted.get(), 5)
+    message = await asyncio.wait_for(submitted.get(), PATIENCE_S)
     assert message.attempt == request.message.attempt + 1
     assert (message.prompt_token_ids.tolist(), message.client) == ([1, 2, 3], CLIENT)
     assert message.past == RequestPast(age_s=25.0, queue_s=1.0, first_token_s=2.0, num_cached_tokens=3)
@@ -73,11 +73,11 @@ async def test_of_two_schedulers_that_answer_the_one_with_the_later_attempt_coun
     assert second.next_attempt > first.next_attempt, "both may come about"
     await tell(harness, adopted(harness, query_id, first.next_attempt))
     found = await looking
-    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)
     assert (told.attempt, told.goes_on) == (2, True), "should it have missed that it is wanted"
     early = mesh_side(harness, adopted(harness, "", first.next_attempt))
     await tell(harness, adopted(harness, query_id, second.next_attempt, by=OTHER_SCHEDULER))
-    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)
     assert (told.request_id, told.attempt, told.goes_on) == (R, first.next_attempt, True)
     await early.say("x")
     await early.close(Outcome.CANCELLED)
@@ -98,7 +98,7 @@ async def test_an_adoption_that_comes_about_after_a_later_one_is_dismissed(harne
     while not harness.fake.cancellations.empty():
         harness.fake.cancellations.get_nowait()
     await tell(harness, adopted(harness, query_id, first.next_attempt))
-    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)
     assert (told.attempt, told.goes_on) == (first.next_attempt, True)
 
 
@@ -112,11 +112,11 @@ async def test_an_earlier_attempt_that_is_found_late_is_dismissed(harness: Harne
     await tell(harness, answer)
     await looking
     for _ in range(2):
-        told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+        told = await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)
         assert (told.attempt, told.goes_on) == (1, True)
         await tell(harness, RequestFound("late", R, OTHER_SCHEDULER, 1))
     await tell(harness, RequestFound("late", R, OTHER_SCHEDULER, 2 * answer.submission.attempt))
-    assert (await asyncio.wait_for(harness.fake.cancellations.get(), 5)).attempt == 1
+    assert (await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)).attempt == 1
     assert harness.fake.cancellations.empty(), "whoever has a later one knows better"
 
 
@@ -232,7 +232,7 @@ async def test_what_moved_while_it_was_handed_over_stops_where_it_was_handed_to(
     assert (again.message.scheduler_id, again.message.attempt) == (OTHER_SCHEDULER, 2)
     await tell(harness, RequestMoved(stream.request_id, harness.fake.scheduler_id, 2**43))
     assert stream.end is not None
-    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)
     assert (told.request_id, told.attempt, told.goes_on) == (request.request_id, 2, True)
 
 

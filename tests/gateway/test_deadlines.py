@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import DeadlineExceeded
 from shared.messages import ErrorInfo, Outcome
-from tests.gateway.fake_mesh import MODEL
+from tests.gateway.fake_mesh import MODEL, PATIENCE_S
 from tests.gateway.harness import CHAT, CHAT_PATH, COMPLETION, Harness, assert_ended_once, events_of, text_of
 from tests.gateway.peers import Peer
 
@@ -144,6 +144,6 @@ async def test_openais_client_does_not_repeat_what_was_late(harness: Harness) ->
         request = await harness.fake.next_request()
         await request.close(Outcome.FAILED, LATE)
         with pytest.raises(openai.InternalServerError) as caught:
-            await asyncio.wait_for(asking, 10)
+            await asyncio.wait_for(asking, PATIENCE_S)
     assert caught.value.code == CODE
     assert harness.fake.submissions.empty()

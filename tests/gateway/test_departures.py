@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tests.gateway.fake_mesh import PATIENCE_S
 from tests.gateway.harness import CHAT, CHAT_PATH, Harness, assert_ended_once, events_of, text_of
 
 
@@ -17,7 +18,7 @@ async def test_draining_gateway_refuses_new_requests_and_finishes_the_others(har
         assert report.status == 200
     await request.complete("a")
     assert_ended_once(await events_of(response), reason="stop")
-    await asyncio.wait_for(harness.running, 5)
+    await asyncio.wait_for(harness.running, PATIENCE_S)
 
 
 async def test_drain_deadline_ends_what_is_left_with_one_error(harness: Harness) -> None:
@@ -27,7 +28,7 @@ async def test_drain_deadline_ends_what_is_left_with_one_error(harness: Harness)
     await request.say("a")
     harness.gateway.drain(3.0)
     await harness.advance(3.5)
-    await asyncio.wait_for(harness.running, 5)
+    await asyncio.wait_for(harness.running, PATIENCE_S)
     stopping = asyncio.create_task(harness.gateway.on_stop())
     events = await events_of(response)
     assert_ended_once(events, error="unavailable")
@@ -42,4 +43,4 @@ async def test_drain_deadline_ends_what_is_left_with_one_error(harness: Harness)
 
 async def test_idle_gateway_leaves_at_once(harness: Harness) -> None:
     harness.gateway.drain(1000.0)
-    await asyncio.wait_for(harness.running, 5)
+    await asyncio.wait_for(harness.running, PATIENCE_S)

@@ -11,7 +11,7 @@ import pytest
 from services.gateway.http import HttpServer
 from shared.ids import InstanceId, Service
 from shared.messages import Outcome
-from tests.gateway.fake_mesh import MODEL, FakeMesh
+from tests.gateway.fake_mesh import MODEL, PATIENCE_S, FakeMesh
 from tests.gateway.harness import CHAT, Harness, running_gateway
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
@@ -89,7 +89,7 @@ async def test_body_that_does_not_arrive_is_a_400_in_time() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
         writer.write(b"Content-Length: 100\r\n\r\n{")
-        assert b" 400 " in await asyncio.wait_for(reader.readline(), 5)
+        assert b" 400 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
         writer.close()
         await writer.wait_closed()
 
@@ -120,7 +120,7 @@ async def test_http_garbage_ends_its_connection_only(harness: Harness) -> None:
     host, port = harness.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"\x16\x03\x01 what is this\r\n\r\n")
-    assert b"400" in await asyncio.wait_for(reader.readline(), 5)
+    assert b"400" in await asyncio.wait_for(reader.readline(), PATIENCE_S)
     writer.close()
     await writer.wait_closed()
     async with harness.http.get(harness.url + "/healthz") as response:

@@ -8,7 +8,7 @@ import pytest
 from shared.errors import Unavailable
 from shared.ids import Service
 from shared.messages import ErrorInfo, FinishReason, Outcome, RequestPast
-from tests.gateway.fake_mesh import logprobs_of
+from tests.gateway.fake_mesh import PATIENCE_S, logprobs_of
 from tests.gateway.harness import CHAT, OTHER_SCHEDULER, Harness, assert_ended_once, events_of, running_gateway, text_of
 
 
@@ -81,7 +81,7 @@ async def test_a_scheduler_that_only_slept_is_told_and_what_it_says_of_the_end_m
     await again.accept()
     harness.fake.silent.clear()
     await harness.advance(0.5)
-    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)
     assert (told.request_id, told.attempt) == (request.request_id, 1)
     await request.say("�")  # it was stopped in the middle of a character
     await request.close(Outcome.CANCELLED)
@@ -156,13 +156,13 @@ async def test_a_released_request_goes_on_elsewhere_and_only_then_is_its_schedul
     assert harness.fake.cancellations.empty(), "the next attempt may be lost on its way, and this gateway may die"
     await again.accept()
     await request.release()
-    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)
     assert (told.request_id, told.attempt, told.goes_on) == (request.request_id, 1, True)
     await again.say("ab")
     await again.finish()
     assert_ended_once(await events_of(response), reason="stop")
     await request.release()
-    told = await asyncio.wait_for(harness.fake.cancellations.get(), 5)
+    told = await asyncio.wait_for(harness.fake.cancellations.get(), PATIENCE_S)
     assert (told.attempt, told.goes_on) == (1, True), "also once the request has ended"
     assert harness.fake.submissions.empty()
 

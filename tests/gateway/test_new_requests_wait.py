@@ -7,6 +7,7 @@ import pytest
 from shared.errors import Unavailable
 from shared.ids import Service
 from shared.messages import ErrorInfo
+from tests.gateway.fake_mesh import PATIENCE_S
 from tests.gateway.harness import CHAT, CHAT_PATH, OTHER_SCHEDULER, Harness
 
 
@@ -98,5 +99,5 @@ async def test_a_new_request_that_the_only_scheduler_refuses_as_it_leaves_is_tol
     await harness.fake.beat()
     await harness.settle()
     await request.refuse(ErrorInfo.of(Unavailable("shutting down", retry_after_s=2.0)))
-    status, answer = await asyncio.wait_for(asking, 5)
+    status, answer = await asyncio.wait_for(asking, PATIENCE_S)
     assert (status, answer["error"]["message"]) == (503, "shutting down")

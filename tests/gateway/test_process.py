@@ -24,6 +24,7 @@ from shared.messages import (
     TokenizerStatus,
 )
 from shared.transport.nats import NatsTransport
+from tests.gateway.fake_mesh import PATIENCE_S
 
 pytestmark = pytest.mark.mesh
 
@@ -58,7 +59,7 @@ async def status_of(url: str) -> int:
 
 
 async def until_status(url: str, status: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await status_of(url) != status:  # noqa: ASYNC110  # another process sets no event of ours
             await asyncio.sleep(0.05)
 
@@ -67,6 +68,12 @@ async def beat(transport: NatsTransport) -> None:
     for service, status in STATUSES.items():
         beat = Presence(service, InstanceId(f"{service}-1"), "fake", ("m",), status)
         await transport.publish(subjects.presence(service), encode(beat))
+
+
+async def beat_for_ever(transport: NatsTransport) -> None:
+    while True:
+        await beat(transport)
+        await asyncio.sleep(0.1)
 
 
 async def test_process_lives_before_it_is_ready_and_drains_when_told(nats_url: str) -> None:
@@ -78,11 +85,12 @@ async def test_process_lives_before_it_is_ready_and_drains_when_told(nats_url: s
         url = f"http://127.0.0.1:{port}"
         await until_status(f"{url}/healthz", 200)
         assert await status_of(f"{url}/readyz") == 503
-        await beat(transport)
+        beating = asyncio.create_task(beat_for_ever(transport))
         await until_status(f"{url}/readyz", 200)
+        beating.cancel()
         assert psutil.Process(process.pid).memory_info().rss < MAX_MEMORY_BYTES
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 10) == 0
+        assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
     finally:
         process.kill()
         process.communicate()
@@ -94,14 +102,14 @@ async def test_taken_port_is_the_operators_to_mend(nats_url: str) -> None:
     server = await asyncio.start_server(lambda _, __: None, "127.0.0.1", port)
     async with server:
         process = start(port, SHOAL_NATS_URL=nats_url)
-        _, errors = await asyncio.to_thread(process.communicate, None, 20)
+        _, errors = await asyncio.to_thread(process.communicate, None, PATIENCE_S)
     assert process.returncode == 2
     assert b"SHOAL_GATEWAY_PORT" in errors
 
 
 def test_settings_are_explained() -> None:
     command = [sys.executable, "-m", "services.gateway", "--settings"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=20).stdout
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
     assert "SHOAL_GATEWAY_API_KEYS" in shown
     assert "SHOAL_GATEWAY_MAX_OPEN_REQUESTS" in shown
 
@@ -111,4 +119,5 @@ def test_process_imports_no_model_libraries() -> None:
         "import sys, services.gateway.__main__; print({'torch', 'tokenizers', 'numpy', 'jinja2'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", check]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=20).stdout == "set()\n"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    assert done.stdout == "set()\n"

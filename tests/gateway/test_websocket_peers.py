@@ -5,10 +5,14 @@ import json
 import os
 
 import pytest
+from aiohttp import WSMsgType
 
 from tests.gateway.fake_mesh import PATIENCE_S
 from tests.gateway.harness import CHAT, Harness, running_gateway
 from tests.gateway.peers import Peer, connected, masked_frame, raw_socket
+from tests.loop_time import let_pass
+
+HEARTBEAT_S = 1000.0
 
 # Peers that misbehave.
 
@@ -67,21 +71,33 @@ async def _flood(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def test_half_open_peer_is_noticed_by_its_silence() -> None:
-    async with running_gateway(heartbeat_s=0.2) as harness, raw_socket(harness) as (reader, writer):
+    async with running_gateway(heartbeat_s=HEARTBEAT_S) as harness, raw_socket(harness) as (reader, writer):
         writer.write(masked_frame(1, json.dumps({"type": "request.create", "id": "a", "body": CHAT}).encode()))
         request = await harness.fake.next_request()
         await request.accept()
-        await harness.until(lambda: harness.mesh.num_disconnects == 1)  # it answers no ping
+        await let_a_ping_be_due(harness)
+        assert harness.mesh.num_disconnects == 0
+        let_pass(HEARTBEAT_S)  # and it has not answered
+        await harness.until(lambda: harness.mesh.num_disconnects == 1)
         await asyncio.wait_for(reader.read(), PATIENCE_S)
 
 
 async def test_peer_that_answers_pings_is_left_alone() -> None:
-    async with running_gateway(heartbeat_s=0.1) as harness, connected(harness) as peer:
-        receiving = asyncio.create_task(peer.receive())
-        await asyncio.sleep(0.5)
-        assert not receiving.done()
+    async with running_gateway(heartbeat_s=HEARTBEAT_S) as harness, connected(harness, autoping=False) as peer:
+        for _ in range(3):
+            await let_a_ping_be_due(harness)
+            assert (await peer.socket.receive(PATIENCE_S)).type is WSMsgType.PING
+            await peer.socket.pong()
+            await harness.settle()
+            let_pass(0.75 * HEARTBEAT_S)  # longer than an answer may take
         await peer.send({"type": "ping"})
-        assert await receiving == {"type": "pong"}
+        assert await peer.receive() == {"type": "pong"}
+
+
+async def let_a_ping_be_due(harness: Harness) -> None:
+    """Let pass the time after which the gateway asks a peer that is silent, and let it ask."""
+    let_pass(HEARTBEAT_S + 1.0)  # it rounds up to whole seconds
+    await harness.settle()
 
 
 @pytest.mark.parametrize(

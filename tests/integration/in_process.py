@@ -39,6 +39,7 @@ from shared.telemetry.tracing import Exporter, Tracing
 from shared.transport.memory import MemoryBroker, MemoryTransport
 
 MODEL = "model"
+PATIENCE_S = 60.0
 
 
 class InProcessMesh:
@@ -67,7 +68,7 @@ class InProcessMesh:
 
     async def until_ready(self) -> None:
         """Return when a request would be served."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 async with self.session.get(f"{self.url}/readyz") as answer:
                     if answer.status == 200:
@@ -80,9 +81,11 @@ class InProcessMesh:
         await asyncio.sleep(self._ready_at + DEAD_AFTER_S - time.monotonic())
 
     async def until_idle(self) -> None:
-        """Return when no service has anything left of any request."""
-        async with asyncio.timeout(20):
-            while not (self.scheduler.is_idle() and self.detokenizer.is_idle() and self.gateway.is_idle()):  # noqa: ASYNC110
+        """Return when no service has anything left of any request, and nothing is computed any more."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not (  # noqa: ASYNC110
+                self.scheduler.is_idle() and self.detokenizer.is_idle() and self.gateway.is_idle()
+            ) or any(attachment.unanswered for attachment in self.scheduler._attachments):
                 await asyncio.sleep(0.01)
 
     async def complete(self, **body: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from services.executor.config import ExecutorConfig
 from services.executor.model_runner import ModelRunner
-from tests.integration.in_process import MODEL, InProcessMesh, in_process_mesh, load_runner
+from tests.integration.in_process import MODEL, PATIENCE_S, InProcessMesh, in_process_mesh, load_runner
 
 ENDLESS: dict[str, Any] = {"model": MODEL, "prompt": "The river", "max_tokens": 2000, "ignore_eos": True, "seed": 1}
 
@@ -34,25 +34,35 @@ async def ask(mesh: InProcessMesh, **fields: Any) -> tuple[int, Any]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110  # the services set no event of ours
             await asyncio.sleep(0.005)
 
 
 async def test_a_request_in_the_queue_and_one_that_runs_end_when_their_time_is_over(mesh: InProcessMesh) -> None:
+    texts = [await text_until_time_is_over(mesh, timeout_ms=900)]
+    if not texts[0]:  # so busy a machine may need longer for a first word
+        texts.append(await text_until_time_is_over(mesh, timeout_ms=5000))
+    assert texts[-1]
+
+
+async def text_until_time_is_over(mesh: InProcessMesh, timeout_ms: int) -> str:
+    """What is said in so much time, while another request waits longer than it may."""
     runs, waits = await asyncio.gather(
         mesh.session.post(
-            f"{mesh.url}/v1/completions", json=ENDLESS | {"stream": True, "timeout_ms": 900, "priority": 0}
+            f"{mesh.url}/v1/completions", json=ENDLESS | {"stream": True, "timeout_ms": timeout_ms, "priority": 0}
         ),
         ask(mesh, timeout_ms=100, priority=1),
     )
     assert (waits[0], waits[1]["error"]["code"]) == (504, "deadline_exceeded")
     async with runs as answer:
+        if answer.status != 200:  # its time was over before it had begun
+            return ""
         events = [line[6:] async for line in answer.content if line.startswith(b"data: ")]
     assert events[-1].strip() == b"[DONE]"
     documents = [json.loads(event) for event in events[:-1]]
     assert documents[-1]["error"]["code"] == "deadline_exceeded"
-    assert "".join(document["choices"][0]["text"] for document in documents[:-1])
+    return "".join(document["choices"][0]["text"] for document in documents[:-1])
 
 
 async def test_best_of_gives_the_likeliest_of_all_choices(mesh: InProcessMesh) -> None:

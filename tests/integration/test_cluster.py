@@ -19,13 +19,14 @@ from shared.transport.nats import NatsTransport
 from tests.integration.cast import Cast, Streamed, cast
 from tests.integration.disturbed import check_same, undisturbed, until_begun
 from tests.nats_cluster import NatsCluster, Node
+from tests.standstills import Standstills
 
 Kept = TypeVar("Kept")
 Choose = Callable[[NatsCluster], Awaitable[Node]]
 
 READY_WITHIN_S: Final = 5.0
-RECORDED_WITHIN_S: Final = 15.0
-"""A stream of JetStream that has lost its leader takes some seconds to find another one."""
+RECORDED_WITHIN_S: Final = 30.0
+"""A stream of JetStream that has lost its leader takes some seconds to find another one, and more on a busy machine."""
 
 
 @pytest.fixture
@@ -106,9 +107,10 @@ async def test_a_server_of_the_cluster_that_is_killed_costs_nobody_anything(
         check_same(bodies[:1], await mesh.stream_all(bodies[:1]), expected[:1])
         assert await records(reader, num_requests(mesh)), "there is no stream of JetStream to lose yet"
         await patiently(lambda: reader.bucket("kept").put("key", b"value"))
-        streamed = await mesh.stream_all(bodies, disturb)
+        async with Standstills() as standstills:
+            streamed = await mesh.stream_all(bodies, disturb)
         check_same(bodies, streamed, expected)
-        assert max(ready_s) < READY_WITHIN_S
+        assert max(ready_s) < READY_WITHIN_S + standstills.total_s
         new = await mesh.stream_all(bodies[:1])
         check_same(bodies[:1], new, expected[:1])
         await mesh.until_nothing_is_left()

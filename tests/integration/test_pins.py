@@ -13,7 +13,7 @@ from shared.cli.mesh.pins import MeshPins
 from shared.ids import DEFAULT_TENANT
 from shared.messages import PinnedPrefix
 from shared.transport.memory import MemoryTransport
-from tests.integration.in_process import MODEL, InProcessMesh, load_runner
+from tests.integration.in_process import MODEL, PATIENCE_S, InProcessMesh, load_runner
 
 SYSTEM = "You are the miller's clerk. You count sacks, carts and days, and you answer in whole numbers. " * 4
 
@@ -43,7 +43,7 @@ async def num_cached_tokens(mesh: InProcessMesh, user: str) -> int:
 
 
 async def until_pinned(mesh: InProcessMesh, num_blocks: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while mesh.scheduler.status().executors[0].num_pinned_blocks != num_blocks:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -92,13 +92,9 @@ class Trial:
         """The metrics when nothing is on its way any more."""
         await self.mesh.until_idle()
         async with asyncio.timeout(PATIENCE_S):
-            while self.mesh.gateway.status().num_unrecorded or self._is_computing():  # noqa: ASYNC110
+            while self.mesh.gateway.status().num_unrecorded:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return Pages({service: await scrape(made.address) for service, made in self._shown.items()})
-
-    def _is_computing(self) -> bool:
-        """Whether plans have no result yet: what they compute is for nobody."""
-        return any(attachment.unanswered for attachment in self.mesh.scheduler._attachments)
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import asyncio
 
 from shared.codec import Decoder
 from shared.messages import USAGE_LEDGER, Outcome, UsageRecord
-from tests.integration.in_process import MODEL, InProcessMesh
+from tests.integration.in_process import MODEL, PATIENCE_S, InProcessMesh
 
 
 async def recorded(mesh: InProcessMesh, count: int) -> list[UsageRecord]:
     """The records, once there are so many and none is on its way."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while len(mesh.broker.ledgers[USAGE_LEDGER].payloads) < count or mesh.gateway.status().num_unrecorded:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     decoder = Decoder[UsageRecord](UsageRecord)

@@ -50,6 +50,7 @@ EXECUTOR = InstanceId("executor-1")
 GATEWAY = InstanceId("gateway-1")
 DETOKENIZER = InstanceId("detokenizer-1")
 PROMPT = list(range(1, 12))
+PATIENCE_S = 30.0
 
 
 class Peer:
@@ -171,7 +172,7 @@ class Mesh:
         self.service = SchedulerService(identity, self.transport, self.clock, config, tracing=self.tracing)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():  # noqa: ASYNC110  # the condition is anything, not one event
                 await asyncio.sleep(0.001)
 

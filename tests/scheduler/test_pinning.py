@@ -20,7 +20,7 @@ from shared.transport.memory import MemoryBroker, MemoryTransport
 from tests.scheduler.driver import make_capacity, make_request
 from tests.scheduler.fake_executor import FakeExecutor
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 PREFIX = PinnedPrefix("tiny", "", int32s(range(40)))
 OTHER = PinnedPrefix("tiny", "acme", int32s(range(7)))
 

@@ -63,7 +63,7 @@ def ending(path: Path) -> str:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.001)

@@ -8,7 +8,7 @@ from shared.errors import DeadlineExceeded
 from shared.ids import InstanceId, RequestId
 from shared.messages import USAGE_LEDGER, ErrorInfo, Outcome, RequestClosed, Timing, Usage, UsageRecord
 from shared.transport.memory import MemoryBroker
-from tests.scheduler.harness import PROMPT, Mesh
+from tests.scheduler.harness import PATIENCE_S, PROMPT, Mesh
 from tests.shared.messages.examples import SUBMISSION
 
 REQUEST, SCHEDULER = RequestId("req-1"), InstanceId("scheduler-1")
@@ -34,7 +34,7 @@ def records(broker: MemoryBroker) -> list[UsageRecord]:
 
 async def recorded(mesh: Mesh) -> list[UsageRecord]:
     await mesh.settle()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while mesh.service.status().num_unrecorded:  # noqa: ASYNC110  # the broker sets no event of ours
             await asyncio.sleep(0.001)
     return records(mesh.broker)

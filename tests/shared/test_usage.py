@@ -139,7 +139,7 @@ async def test_stopping_without_a_broker_takes_its_time_and_no_more(
 
 
 async def test_every_record_is_kept_once_over_a_broker_that_is_killed_again_and_again(
-    private_nats_server: NatsServer,
+    private_nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private_nats_server.start()
     transport = NatsTransport(private_nats_server.url, name="test")
@@ -158,6 +158,7 @@ async def test_every_record_is_kept_once_over_a_broker_that_is_killed_again_and_
             number += 1
         private_nats_server.start()
     await until_recorded(outbox)
+    monkeypatch.setattr("shared.transport.jetstream._TIMEOUT_S", PATIENCE_S)
     everything = await kept(transport)
     assert sorted(each.usage.num_output_tokens[0] for each in everything) == list(range(number))
     await outbox.stop()

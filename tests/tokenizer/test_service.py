@@ -43,7 +43,7 @@ from tests import peers
 from tests.tokenizer.conftest import Model
 
 GATEWAY, SCHEDULER = InstanceId("gateway-1"), InstanceId("scheduler-1")
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 
 
 class Peer(peers.Peer):

@@ -70,6 +70,8 @@ class Collector:
         self.answer = ExportTraceServiceResponse()
         """What it says to the spans that it takes."""
         self.delay_s = 0.0
+        self.was_asked = threading.Event()
+        """It has been sent spans, whatever it answers."""
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.metrics: list[Metrics] = []
@@ -112,6 +114,7 @@ class Collector:
         with self._lock:
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
             self.paths.append(request.path)
+            self.was_asked.set()
             status = self.first_statuses.pop(0) if self.first_statuses else self.status
             if status == 200:
                 self._spans += _told(ExportTraceServiceRequest.FromString(body))

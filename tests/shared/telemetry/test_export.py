@@ -11,7 +11,7 @@ from shared.messages import Span
 from shared.telemetry.export import Loss, QueueExporter
 from tests.shared.telemetry.spans import span_of
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class _Collector:
@@ -79,7 +79,7 @@ def test_a_collector_that_does_not_answer_costs_spans_and_no_time() -> None:
     began = time.monotonic()
     for number in range(1, 1000):
         exporter.offer(span_of(number))
-    assert time.monotonic() - began < 1.0  # it is a millisecond; a collector would take for ever
+    assert time.monotonic() - began < PATIENCE_S / 2  # it is a millisecond; the collector holds on for PATIENCE_S
     assert exporter.num_dropped == 999 - 100
     collector.may_answer.set()
     exporter.close(PATIENCE_S)

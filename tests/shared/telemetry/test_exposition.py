@@ -11,7 +11,7 @@ import pytest
 from shared.telemetry import exposition
 from shared.telemetry.exposition import Answer, Listener
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Routes:

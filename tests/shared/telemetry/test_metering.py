@@ -217,10 +217,13 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
-async def test_metrics_are_sent_again_and_again_and_once_at_the_end(actor: _Actor, collector: Collector) -> None:
+async def test_metrics_are_sent_again_and_again_and_once_at_the_end(
+    actor: _Actor, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     actor.words.record(1.5, "en")
     said = {"deployment.environment.name": "trial", "service.name": "mine"}
     settings = MetricsSettings(collector=OtlpSettings(collector.metrics_url), push_interval_s=0.05, resource=said)
+    monkeypatch.setattr(under_test, "_LAST_PUSH_S", PATIENCE_S)
     async with metering(actor, settings):
         await collector.until(lambda: len(collector.metrics) >= 2)
         await tell(actor, 4)
@@ -238,8 +241,11 @@ async def test_metrics_are_sent_again_and_again_and_once_at_the_end(actor: _Acto
     assert last.named["shoal.draining"].WhichOneof("data") == "gauge"
 
 
-async def test_numbers_over_otlp_and_on_the_page_are_the_same(actor: _Actor, collector: Collector) -> None:
+async def test_numbers_over_otlp_and_on_the_page_are_the_same(
+    actor: _Actor, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = MetricsSettings(port=0, collector=OtlpSettings(collector.metrics_url), push_interval_s=0.05)
+    monkeypatch.setattr(under_test, "_LAST_PUSH_S", PATIENCE_S)
     async with metering(actor, settings) as made:
         await tell(actor, 2)
         page = await scrape(made.address)

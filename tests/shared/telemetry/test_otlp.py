@@ -1,8 +1,8 @@
 """Spans over OTLP/HTTP to a real receiver: nothing is lost or changed, and what does not arrive has a reason."""
 
 import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,15 +13,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from shared.actor import Identity
 from shared.cli.mesh.ports import free_port
+from shared.clock import FakeClock
 from shared.config import MeshConfig
 from shared.ids import InstanceId, Service
 from shared.messages import SpanEvent, TraceContext
+from shared.telemetry import otlp
 from shared.telemetry.export import Loss
 from shared.telemetry.otlp import OtlpSender
 from shared.telemetry.otlp_settings import OtlpSettings
 from shared.telemetry.settings import tracing_of
 from shared.telemetry.tracing import Tracing
-from tests.shared.telemetry.collector import Collector, collecting
+from tests.shared.telemetry.collector import PATIENCE_S, Collector, collecting
 from tests.shared.telemetry.spans import CONTEXT, UNSAMPLED, request_id, span_of
 
 IDENTITY = Identity(Service.SCHEDULER, InstanceId("scheduler-0a1b"), "scheduler-1")
@@ -90,11 +92,28 @@ def test_a_collector_that_may_take_them_later_is_asked_again(collector: Collecto
     assert len(collector.paths) == 2
 
 
-def test_it_is_asked_no_longer_than_there_is_time(collector: Collector) -> None:
+class _Time(threading.Event):
+    """In the place of `time` and of what ends a pause: a pause takes no time, and the clock says that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.monotonic = (clock := FakeClock()).now
+        self._clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self._clock.advance(timeout)
+        return self.is_set()
+
+
+def test_it_is_asked_no_longer_than_there_is_time(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     collector.status = 503
-    began = time.monotonic()
-    assert sender(collector, timeout_s=0.5).send([span_of(1)]) == Loss(1, "status 503")
-    assert time.monotonic() - began < 5.0
+    time, patient = _Time(), sender(collector, timeout_s=20.0)
+    monkeypatch.setattr(otlp, "time", time)
+    patient._is_given_up = time
+    assert patient.send([span_of(1)]) == Loss(1, "status 503")
+    assert len(collector.paths) == 5, "at 0, 1, 3, 7 and 15 s, each pause a fifth longer or shorter"
+    assert time.monotonic() < 20.0
 
 
 def test_a_collector_that_does_not_answer_is_waited_for_no_longer_than_that(collector: Collector) -> None:
@@ -104,12 +123,15 @@ def test_a_collector_that_does_not_answer_is_waited_for_no_longer_than_that(coll
     assert "timed out" in loss.reason
 
 
-def test_giving_up_ends_the_wait_for_another_try(collector: Collector) -> None:
-    collector.status, patient = 503, sender(collector, timeout_s=3600)
-    threading.Timer(0.2, patient.give_up).start()
-    began = time.monotonic()
-    assert patient.send([span_of(1)]) == Loss(1, "status 503")
-    assert time.monotonic() - began < 10
+def test_giving_up_ends_the_wait_for_another_try(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "_FIRST_PAUSE_S", 3600.0)
+    collector.status, patient = 503, sender(collector, timeout_s=7200)
+    with ThreadPoolExecutor() as threads:
+        sending = threads.submit(patient.send, [span_of(1)])
+        assert collector.was_asked.wait(PATIENCE_S)
+        patient.give_up()
+        assert sending.result(PATIENCE_S) == Loss(1, "status 503")
+    assert len(collector.paths) == 1
 
 
 def test_nobody_listening_has_a_reason() -> None:

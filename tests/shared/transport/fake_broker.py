@@ -34,6 +34,8 @@ class FakeBroker:
         self.num_connections = 0
         self.num_handshakes = 0
         """Connections whose client has said who it is."""
+        self.answers_pings = True
+        self.num_unanswered_pings = 0
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
         self._changed = asyncio.Condition()
@@ -123,6 +125,8 @@ class _Connection:
                 self._broker.num_handshakes += 1
                 if manner is Manner.HANGS_UP:
                     return
+            elif verb == "PING" and not self._broker.answers_pings:
+                self._broker.num_unanswered_pings += 1
             elif verb == "PING" and num_pongs > 0:
                 num_pongs -= 1
                 self.writer.write(b"PONG\r\n")

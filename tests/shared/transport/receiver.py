@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from shared.transport import Transport
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 """How long a test waits for what must happen; only a failing test waits that long."""
+LITTLE_S = 8.0
+"""More than anything takes that does not wait for a server, on a busy machine too; less than nats-py waits for one."""
 
 
 class Receiver:

@@ -11,6 +11,8 @@ from shared.transport import Bucket, Transport
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
 
+pytestmark = pytest.mark.usefixtures("patience_with_jetstream")
+
 
 @pytest.fixture
 def name() -> str:

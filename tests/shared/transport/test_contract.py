@@ -282,7 +282,10 @@ async def test_closing_twice_is_closing_once(make: Make) -> None:
     await transport.close()
 
 
-async def test_closing_first_sends_what_was_published(make: Make, join: Join, subject: str) -> None:
+async def test_closing_first_sends_what_was_published(
+    make: Make, join: Join, subject: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.transport.nats._CLOSE_WITHIN_S", PATIENCE_S)
     listener, receiver, sender = await join(), Receiver(), make()
     await listener.subscribe(subject, receiver)
     await settle(listener)

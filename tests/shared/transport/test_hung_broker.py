@@ -10,14 +10,14 @@ from shared.errors import BucketUnavailable, LedgerUnavailable
 from shared.transport.connection import Connection
 from shared.transport.nats import NatsTransport
 from tests.shared.transport.fake_broker import FakeBroker, Manner
-from tests.shared.transport.receiver import PATIENCE_S, Receiver, settle
+from tests.shared.transport.receiver import LITTLE_S, PATIENCE_S, Receiver, settle
 
 PING_INTERVAL_S = 0.2
 BAD_MANNERS = [manner for manner in Manner if manner is not Manner.GOOD]
 
 
 @pytest.fixture(autouse=True)
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatience(patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds in earnest takes tenths here."""
     monkeypatch.setattr("shared.transport.nats._PING_INTERVAL_S", PING_INTERVAL_S)
     monkeypatch.setattr("shared.transport.nats._CONNECT_WITHIN_S", 0.5)
@@ -64,14 +64,15 @@ async def test_reconnecting_outlasts_a_broker_that_hangs(broker: FakeBroker, man
     await transport.close()
 
 
-async def test_a_broker_that_freezes_counts_as_gone_when_the_third_ping_is_due(broker: FakeBroker) -> None:
+async def test_a_broker_that_answers_no_ping_counts_as_gone_when_the_third_is_due(broker: FakeBroker) -> None:
     transport = NatsTransport(broker.url, name="test")
     await transport.connect()
     await settle(transport)
-    broker.freeze()
+    broker.answers_pings = False
     began = time.monotonic()
     await broker.until_connections(2)
-    assert 2 * PING_INTERVAL_S < time.monotonic() - began < 3 * PING_INTERVAL_S + 1.0, "1 s for a busy machine"
+    assert broker.num_unanswered_pings == 2
+    assert time.monotonic() - began > 2 * PING_INTERVAL_S
     await transport.close()
 
 
@@ -98,7 +99,7 @@ async def test_closing_gives_a_frozen_broker_little_time(broker: FakeBroker) -> 
         await transport.publish("orders", bytes(1 << 20))
     began = time.monotonic()
     await asyncio.wait_for(transport.close(), PATIENCE_S)
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < LITTLE_S
 
 
 async def test_of_several_brokers_one_that_hangs_keeps_nobody_from_the_others(broker: FakeBroker) -> None:

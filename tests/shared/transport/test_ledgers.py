@@ -17,7 +17,9 @@ from tests.shared.transport.receiver import PATIENCE_S
 
 
 @pytest.fixture
-async def server_transport(private_nats_server: NatsServer) -> AsyncIterator[NatsTransport]:
+async def server_transport(
+    private_nats_server: NatsServer, patience_with_jetstream: None
+) -> AsyncIterator[NatsTransport]:
     private_nats_server.start()
     transport = NatsTransport(private_nats_server.url, name="test")
     await transport.connect()
@@ -94,7 +96,7 @@ async def test_without_a_broker_every_call_says_so(ledger: Ledger, transport: Tr
 
 
 async def test_records_and_the_memory_of_their_ids_outlive_a_killed_server(
-    private_nats_server: NatsServer, server_transport: NatsTransport, name: str
+    private_nats_server: NatsServer, server_transport: NatsTransport, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = server_transport.ledger(name, f"test.{name}")
     sent = [str(number).encode() for number in range(50)]
@@ -102,6 +104,7 @@ async def test_records_and_the_memory_of_their_ids_outlive_a_killed_server(
         await ledger.append(payload.decode(), payload)
     private_nats_server.stop()
     private_nats_server.start()
+    monkeypatch.setattr("shared.transport.jetstream._TIMEOUT_S", 1.0)  # what was lost on the way is said again
     async with asyncio.timeout(PATIENCE_S):
         for payload in sent:
             while True:
@@ -110,10 +113,13 @@ async def test_records_and_the_memory_of_their_ids_outlive_a_killed_server(
                     break
                 except LedgerUnavailable:
                     await asyncio.sleep(0.05)
+    monkeypatch.setattr("shared.transport.jetstream._TIMEOUT_S", PATIENCE_S)
     assert await _all(ledger) == sent
 
 
-async def test_a_server_without_jetstream_is_named_as_the_reason(private_nats_server: NatsServer, name: str) -> None:
+async def test_a_server_without_jetstream_is_named_as_the_reason(
+    private_nats_server: NatsServer, patience_with_jetstream: None, name: str
+) -> None:
     private_nats_server.has_jetstream = False
     private_nats_server.start()
     transport = NatsTransport(private_nats_server.url, name="test")

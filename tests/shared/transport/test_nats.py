@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import json
 import logging
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 
 import pytest
 from nats.errors import BadSubjectError
@@ -15,7 +14,7 @@ from shared.errors import BucketUnavailable, ConfigError, Disconnected, PayloadT
 from shared.transport.nats import NatsTransport
 from tests.conftest import NatsServer
 from tests.shared.transport.fake_broker import FakeBroker
-from tests.shared.transport.receiver import PATIENCE_S, Gate, Receiver, settle
+from tests.shared.transport.receiver import LITTLE_S, PATIENCE_S, Gate, Receiver, settle
 
 
 class _Events(logging.Handler):
@@ -24,11 +23,14 @@ class _Events(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
+        self.moments: list[float] = []
+        """When, by the loop's clock."""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         self.seen.append(record.getMessage())
+        self.moments.append(asyncio.get_running_loop().time())
         task = asyncio.get_running_loop().create_task(self._notify())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -37,9 +39,9 @@ class _Events(logging.Handler):
         async with self._changed:
             self._changed.notify_all()
 
-    async def wait_for(self, event: str) -> None:
+    async def wait_for(self, event: str, times: int = 1) -> None:
         async with asyncio.timeout(PATIENCE_S), self._changed:
-            await self._changed.wait_for(lambda: event in self.seen)
+            await self._changed.wait_for(lambda: self.seen.count(event) >= times)
 
 
 @pytest.fixture
@@ -72,6 +74,7 @@ async def _connected(url: str) -> AsyncIterator[NatsTransport]:
 
 UNREACHABLE = "NATS cannot be reached; trying until it can"
 LOST = "lost the connection to NATS"
+REFUSED = "NATS refused something and closed the connection; opening another"
 AGAIN = "connected to NATS again"
 
 
@@ -146,7 +149,7 @@ async def test_closing_while_the_server_is_away_takes_no_time(server: NatsServer
         server.stop()
         await events.wait_for(LOST)
         await transport.publish("orders", b"never")
-        await asyncio.wait_for(transport.close(), 2)
+        await asyncio.wait_for(transport.close(), LITTLE_S)
         assert not transport.is_connected
 
 
@@ -156,18 +159,19 @@ async def test_a_connection_attempt_can_be_given_up(private_nats_server: NatsSer
     await events.wait_for(UNREACHABLE)
     connecting.cancel()
     await asyncio.wait({connecting}, timeout=PATIENCE_S)
-    await asyncio.wait_for(transport.close(), 2)
+    await asyncio.wait_for(transport.close(), LITTLE_S)
     assert connecting.cancelled()
 
 
 async def test_a_frozen_server_counts_as_gone(
     server: NatsServer, events: _Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.transport.nats._PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr("shared.transport.nats._PING_INTERVAL_S", 0.5)
     async with _connected(server.url) as transport:
         server.freeze()
         await events.wait_for(LOST)
         assert not transport.is_connected
+        monkeypatch.setattr("shared.transport.nats._PING_INTERVAL_S", 3600.0)
         server.thaw()
         await events.wait_for(AGAIN)
         await settle(transport)
@@ -186,7 +190,7 @@ async def test_an_error_that_the_server_reports_does_not_end_the_connection_for_
         assert await receiver.wait_for(1) == [b"hello"]
         await settle(transport)
         assert ended.payloads == []
-        assert events.seen == ["NATS refused something and closed the connection; opening another", AGAIN]
+        assert events.seen == [REFUSED, AGAIN]
 
 
 async def test_what_one_subject_is_refused_for_is_said_and_the_connection_stays(events: _Events) -> None:
@@ -231,7 +235,10 @@ async def test_of_several_servers_any_will_do(server: NatsServer) -> None:
         await settle(transport)
 
 
-async def test_answers_come_back_where_the_server_lets_this_user_listen(private_nats_server: NatsServer) -> None:
+async def test_answers_come_back_where_the_server_lets_this_user_listen(
+    private_nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.transport.jetstream._TIMEOUT_S", PATIENCE_S)
     private_nats_server.config = """
         authorization { users: [{ user: me, password: mine, permissions: {
             publish: [orders, "$JS.API.>", "$KV.>"], subscribe: ["_INBOX.mine.>"] } }] }
@@ -244,6 +251,7 @@ async def test_answers_come_back_where_the_server_lets_this_user_listen(private_
     assert await transport.bucket("things").entries() == {"one": b"1"}
     await transport.close()
 
+    monkeypatch.setattr("shared.transport.jetstream._TIMEOUT_S", 0.5)  # no answer will come
     stranger = NatsTransport(url, name="test")
     await stranger.connect()
     with pytest.raises(BucketUnavailable):
@@ -308,20 +316,19 @@ async def test_dropped_messages_are_counted_each_but_logged_once_a_second(
         gate.is_open.set()
 
 
-def _num_connections_so_far(monitor: int) -> int:
-    with urllib.request.urlopen(f"http://127.0.0.1:{monitor}/varz", timeout=5) as answer:
-        return int(json.load(answer)["total_connections"])
-
-
-async def test_a_server_that_refuses_again_and_again_is_asked_ever_less_often(private_nats_server: NatsServer) -> None:
-    monitor = free_port()
-    private_nats_server.config = f"max_subscriptions: 1\nhttp: 127.0.0.1:{monitor}"
+async def test_a_server_that_refuses_again_and_again_is_asked_ever_less_often(
+    private_nats_server: NatsServer, events: _Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.transport.nats._RECONNECT_WAIT_S", 0.125)
+    monkeypatch.setattr("shared.transport.nats._SETTLED_AFTER_S", 3600.0)
+    private_nats_server.config = "max_subscriptions: 1"
     private_nats_server.start()
     transport = NatsTransport(private_nats_server.url, name="tester")
     await transport.connect()
     await transport.subscribe("orders.one", Receiver())
     await transport.subscribe("orders.two", Receiver())  # one more than the server takes
-    await asyncio.sleep(2.5)
-    num_connections = await asyncio.to_thread(_num_connections_so_far, monitor)
-    assert 2 <= num_connections <= 6
+    await events.wait_for(REFUSED, times=5)
     await transport.close()
+    moments = [moment for event, moment in zip(events.seen, events.moments, strict=True) if event == REFUSED]
+    pauses = [later - earlier for earlier, later in pairwise(moments)]
+    assert all(pause > least for pause, least in zip(pauses, (0.125, 0.25, 0.5, 1.0), strict=False)), pauses
