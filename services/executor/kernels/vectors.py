@@ -78,6 +78,14 @@ class Vectors:
         values = [self.int64(number) if isinstance(number, int) else number for number in numbers]
         return functools.reduce(self.builder.add, values)
 
+    def sub(self, x: Any, y: Any) -> Any:
+        """The difference of 64-bit integers."""
+        return self.builder.sub(x, y)
+
+    def smaller(self, x: Any, y: Any) -> Any:
+        """The smaller of 64-bit integers."""
+        return self.builder.select(self.builder.icmp_signed("<", x, y), x, y)
+
     def mul(self, x: Any, y: Any) -> Any:
         """The product of 64-bit integers."""
         return self.builder.mul(*(self.int64(number) if isinstance(number, int) else number for number in (x, y)))
@@ -127,6 +135,10 @@ class Vectors:
     def load_floats(self, address: Any, offset: int = 0) -> Any:
         """16 float32."""
         return self._load(address, offset, _FLOATS)
+
+    def load_ints(self, address: Any, offset: int = 0) -> Any:
+        """16 int32."""
+        return self._load(address, offset, _INTS)
 
     def load_halves(self, address: Any, offset: int = 0) -> Any:
         """16 float16 as float32."""
