@@ -103,7 +103,7 @@ def _packed(folder: Path, config: ModelConfig, weight_format: Format, num_thread
         with Weights(folder) as weights:
             yield from packed_arrays(config, weights, weight_format, num_threads)
 
-    return kept.keep(pack, Weights(folder).num_bytes // 3) if keep else in_memory(pack())
+    return kept.keep(pack, Weights(folder).num_bytes // 2) if keep else in_memory(pack())
 
 
 def plan_capacity(
