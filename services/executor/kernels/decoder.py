@@ -22,6 +22,7 @@ order that is fixed, so neither the batch nor the number of threads can change a
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from services.executor.kernels import tiles
 from services.executor.kernels.cached_attention import Kind
 from services.executor.kernels.decoder_attention import make_attention
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
@@ -40,10 +41,6 @@ MIDDLE: Final = 2
 class Arithmetic(NamedTuple):
     """What there is to compute, as functions for kernels. A place is an address; a row's bytes are `work`'s own."""
 
-    begin: Any
-    """`begin(shape)`: before a thread's part of a step."""
-    end: Any
-    """`end(shape)`: after it."""
     embed: Any
     """`embed(parts, shape, token, place)`: a token's embedding as float32."""
     normalize: Any
@@ -72,7 +69,6 @@ def _end_phase(team: Words, thread: int, kind: int, work: Work) -> None:
 def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
     """What each thread does in a step, for one kind of cache."""
     rotate_and_store, attend = make_attention(kind)
-    begin, end = arithmetic.begin, arithmetic.end
     embed, gather, normalize, quantize = _make_row_phases(arithmetic)
     multiply, gate_and_up = _make_product_phases(arithmetic)
 
@@ -84,7 +80,8 @@ def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
         hidden = shape.hidden_groups * 32
         if thread == 0:
             work.spent[8] = cycles()
-        begin(shape)
+        if shape.has_tiles:
+            tiles.begin(shape.tile_shapes)
         embed(team, 0, parts, shape, inputs, work)
         _end_phase(team, thread, 0, work)
         for number in range(len(layers)):
@@ -113,7 +110,8 @@ def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
         _end_phase(team, thread, 0, work)
         logits, num_logits = work.logits.ctypes.data, inputs.counts[2]
         multiply(team, phase + 1, thread, parts.head[0], HIDDEN, logits, shape.vocab_size, num_logits, shape, work)
-        end(shape)
+        if shape.has_tiles:
+            tiles.end(0)
         _end_phase(team, thread, 7, work)
 
     return take_part

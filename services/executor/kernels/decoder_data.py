@@ -44,7 +44,7 @@ class Shape(NamedTuple):
     vocab_size: int
     """In whole panels too."""
     has_tiles: bool
-    """Whether products with a scale a row use tile registers."""
+    """Whether products with a scale a row, and attention to a cache in int8, use tile registers."""
     tile_shapes: int
     """Address of `tiles.SHAPES`."""
 

@@ -11,11 +11,6 @@ from services.executor.kernels.team import Words, first_step, next_step
 
 
 @nested
-def _nothing(shape: Shape) -> None:
-    """Threads need no preparation."""
-
-
-@nested
 def _embed(parts: Parts, shape: Shape, token: int, place: int) -> None:
     weight = parts.embedding[0]
     unpack_row(weight.address, weight.bits, shape.hidden_groups, token, place)
@@ -95,7 +90,7 @@ def _gate_and_up_of(
         silu_mul_group(gate, gate + 128, group, middle_ints, middle_steps)
 
 
-_ARITHMETIC = Arithmetic(_nothing, _nothing, _embed, _normalize, _quantize, _multiply, _num_pieces, _gate_and_up)
+_ARITHMETIC = Arithmetic(_embed, _normalize, _quantize, _multiply, _num_pieces, _gate_and_up)
 _take_part_int8 = make_take_part("int8", _ARITHMETIC)
 _take_part_float32 = make_take_part("float32", _ARITHMETIC)
 

@@ -1,11 +1,8 @@
-"""The decoder's arithmetic for weights with one scale a row: a token has one step, or one for each block of the middle.
-
-With tile registers a thread takes part in a step as their user from its beginning to its end.
-"""
+"""The decoder's arithmetic for weights with one scale a row: a token has one step, or one for a block of the middle."""
 
 from typing import Any, Final
 
-from services.executor.kernels import row_linear, tiles
+from services.executor.kernels import row_linear
 from services.executor.kernels.decoder import ATTENDED, MIDDLE, Arithmetic, make_take_part
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
 from services.executor.kernels.jit import nested, single
@@ -16,18 +13,6 @@ from services.executor.kernels.team import Words, first_step, next_step
 
 SCRATCH_BYTES: Final = row_linear.SCRATCH_BYTES + row_linear.TOKENS * 4 * (2 * row_linear.PANEL + MIDDLE_BLOCK)
 """Memory of a thread's own: of the product, gate and up, and a block of the middle."""
-
-
-@nested
-def _begin(shape: Shape) -> None:
-    if shape.has_tiles:
-        tiles.begin(shape.tile_shapes)
-
-
-@nested
-def _end(shape: Shape) -> None:
-    if shape.has_tiles:
-        tiles.end(0)
 
 
 @nested
@@ -135,7 +120,7 @@ def _gate_and_up_of(first: int, count: int, block: int, weight: Any, shape: Shap
         quantize_block(middle + token * 512, num_groups, at, step)
 
 
-_ARITHMETIC = Arithmetic(_begin, _end, _embed, _normalize, _quantize, _multiply, _num_pieces, _gate_and_up)
+_ARITHMETIC = Arithmetic(_embed, _normalize, _quantize, _multiply, _num_pieces, _gate_and_up)
 _take_part_int8 = make_take_part("int8", _ARITHMETIC)
 _take_part_float32 = make_take_part("float32", _ARITHMETIC)
 

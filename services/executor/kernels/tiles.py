@@ -83,6 +83,16 @@ def multiply(v: Vectors, sums: int, activations: int, weights: int) -> None:
     _call(v, "tdpbusd", _I8(sums), _I8(activations), _I8(weights))
 
 
+def multiply_signed(v: Vectors, sums: int, activations: int, weights: int) -> None:
+    """As `multiply`, of signed activations and unsigned weights."""
+    _call(v, "tdpbsud", _I8(sums), _I8(activations), _I8(weights))
+
+
+def clear(v: Vectors, register: int) -> None:
+    """Make all of a register 0."""
+    _call(v, "tilezero", _I8(register))
+
+
 def store(v: Vectors, register: int, address: Any, stride: Any) -> None:
     """Write the 16 rows of a register, `stride` bytes apart."""
     _call(v, "tilestored64", _I8(register), v.builder.inttoptr(address, _I8.as_pointer()), stride)

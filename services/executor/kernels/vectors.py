@@ -165,6 +165,10 @@ class Vectors:
         """A single int32."""
         return self._load(address, offset, _I32, 4)
 
+    def load_int64(self, address: Any, offset: int = 0) -> Any:
+        """A single 64-bit integer."""
+        return self._load(address, offset, _I64, 8)
+
     def load_four_bytes(self, address: Any, offset: int = 0) -> Any:
         """Four bytes, repeated 16 times."""
         return self.builder.bitcast(self.broadcast(self._load(address, offset, _I32)), _BYTES)
@@ -327,6 +331,11 @@ class Vectors:
         """The lowest bytes of 16 ints, as four groups of four."""
         few = self.builder.trunc(ints, ir.VectorType(_I8, LANES))
         return self.builder.bitcast(few, ir.VectorType(_I32, LANES // 4))
+
+    def byte(self, ints: Any, number: int) -> Any:
+        """The lowest byte of one of 16 ints."""
+        few = self.builder.trunc(ints, ir.VectorType(_I8, LANES))
+        return self.builder.extract_element(few, self.int32(number))
 
     def four(self, fours: Any, number: int) -> Any:
         """One of the groups that `as_fours` gave."""

@@ -17,8 +17,8 @@ from services.executor.batch import ForwardBatch
 from services.executor.kernels import cached_attention, grouped_decoder, row_decoder, tiles
 from services.executor.kernels.cached_attention import TOKENS
 from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER
-from services.executor.kernels.decoder_attention import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
+from services.executor.kernels.decoder_look import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.grouped_linear import PANEL, record_bytes, wide_bytes
 from services.executor.kernels.quantize import GROUP
 from services.executor.kernels.rotary import RotaryTable
@@ -82,7 +82,7 @@ class IntegerModel:
             block_size=capacity.block_size,
             qkv_width=_whole_panels((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
             vocab_size=_whole_panels(config.vocab_size),
-            has_tiles=in_rows and tiles.can_use_tiles(),
+            has_tiles=tiles.can_use_tiles(),
             tile_shapes=tiles.SHAPES.ctypes.data,
         )
         self._inputs = _make_inputs(capacity)

@@ -57,13 +57,15 @@ class GroupReference:
         if config.family == "qwen3":
             q, k = self._norm(f"{prefix}.q_norm", q), self._norm(f"{prefix}.k_norm", k)
         q, k = self._rotated(q), self._rotated(k)
+        steps = torch.ones(v.shape[:2])
         if self._cache == "int8":
-            q, k, v = _heads_as_bytes(q), _heads_as_bytes(k), _heads_as_bytes(v)
+            q, k, v, steps = _heads_as_bytes(q), _heads_as_bytes(k), _heads_as_bytes(v), v.abs().amax(-1) / 127
         group = config.num_heads // config.num_kv_heads
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        k, v, steps = (x.repeat_interleave(group, dim=1) for x in (k, v, steps))
         scores = torch.einsum("qhd,khd->hqk", q, k) * head_dim**-0.5
         scores = scores.masked_fill(torch.ones(len(x), len(x), dtype=torch.bool).triu(1), -torch.inf)
-        out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        weights = _weights_in_16_bits(scores, steps.T) if self._cache == "int8" else scores.softmax(-1)
+        out = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
         return self._linear(f"{prefix}.o_proj", out, config.hidden_size, bias=config.output_bias)
 
     def _feed_forward(self, prefix: str, x: Tensor) -> Tensor:
@@ -143,6 +145,16 @@ def _rows_as_bytes(x: Tensor, block: int = 0) -> Tensor:
 
 def _as_bytes(x: Tensor) -> Tensor:
     return dequantize_naive(*quantize_naive(x.float())).double()
+
+
+def _weights_in_16_bits(scores: Tensor, steps: Tensor) -> Tensor:
+    """Softmax, each tile of 64 weights rounded once it was multiplied by its values' steps [heads, keys]."""
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    rounded = []
+    for of_tile, step in zip(weights.split(64, dim=-1), steps.unsqueeze(1).split(64, dim=-1), strict=True):
+        units = (of_tile * step).amax(-1, keepdim=True).clamp(min=1e-300) / 65535
+        rounded.append(torch.round(of_tile * step / units) * units / step)
+    return torch.cat(rounded, dim=-1) / weights.sum(-1, keepdim=True)
 
 
 def _heads_as_bytes(x: Tensor) -> Tensor:

@@ -83,12 +83,27 @@ def test_four_bits_are_four_bits(tiny_folder: TinyFolder) -> None:
 
 
 @pytest.mark.skipif(not tiles.can_use_tiles(), reason="this processor has no tile registers")
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_tile_registers_change_no_bit(family: str, tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_tiles = load_model(tiny_folder(family), "tiny", INTEGER)
+@pytest.mark.parametrize("weights", ["int8", "stored"])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_tile_registers_change_no_bit(
+    weights: str, head_dim: int, tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, settings = tiny_folder("qwen3", head_dim=head_dim), replace(INTEGER, dtype=weights)
+    by_tiles = load_model(folder, "tiny", settings)
     monkeypatch.setattr(tiles, "can_use_tiles", lambda: False)
-    without = load_model(tiny_folder(family), "tiny", INTEGER)
+    without = load_model(folder, "tiny", settings)
     assert torch.equal(logits(by_tiles, LONG), logits(without, LONG))
+
+
+@pytest.mark.parametrize("cache", ["int8", "float32"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_heads_may_be_wider(head_dim: int, cache: Kind, tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("llama", head_dim=head_dim)
+    found = logits(load_model(folder, "tiny", replace(INTEGER, kv_dtype=cache)), LONG).double()
+    expected = RowReference(folder, cache).logits(LONG)
+    error = (found - expected).abs()
+    assert error.median() < 0.01 * expected.std()
+    assert error.max() < 0.2 * expected.std()
 
 
 @pytest.mark.parametrize("cache", ["int8", "float32"])
@@ -101,10 +116,12 @@ def test_what_nobody_has_written_is_never_used(cache: Kind, tiny_folder: TinyFol
     assert torch.equal(logits(loaded, LONG), expected)
 
 
-@pytest.mark.parametrize("cache", ["int8", "float32"])
+@pytest.mark.parametrize(("cache", "head_dim"), [("int8", 16), ("int8", 64), ("float32", 16)])
 @pytest.mark.parametrize("split", [1, 15, 16, 17, 63, 64, 65, 100, 128, 150])
-def test_a_prefix_in_the_cache_gives_the_same_bits(cache: Kind, split: int, tiny_folder: TinyFolder) -> None:
-    loaded = load_model(tiny_folder("qwen2"), "tiny", replace(INTEGER, kv_dtype=cache))
+def test_a_prefix_in_the_cache_gives_the_same_bits(
+    cache: Kind, head_dim: int, split: int, tiny_folder: TinyFolder
+) -> None:
+    loaded = load_model(tiny_folder("llama", head_dim=head_dim), "tiny", replace(INTEGER, kv_dtype=cache))
     expected = logits(loaded, LONG)
     logits(loaded, LONG[:split], blocks=BLOCKS[::-1])
     rest = logits(loaded, LONG, start=split, blocks=BLOCKS[::-1])
