@@ -33,7 +33,6 @@ TILE_SCRATCH_BYTES: Final = tiles.TOKENS * 4 * 4 * LANES
 _PARTS: Final = range(TILE_TOKENS // TOKENS)
 _LARGEST: Final = 65535.0
 _SMALLEST: Final = 1e-30
-"""Weights below are nothing beside a weight of 1, which some token has; and 65535 divided by them may be no number."""
 
 
 @kernel_part
@@ -55,9 +54,11 @@ def weigh_in_bytes(v: Vectors, scores: Any, num_visible: Any, steps: Any, state:
     weights, factor = tile_weights(v, scores, num_visible, state)
     products = []
     for part, weight in enumerate(weights):
-        # A weight of 0 stays 0, whatever the step is: that of a token that was never written may be anything.
-        is_zero = v.builder.fcmp_ordered("==", weight, v.zeros())
-        products.append(v.where(is_zero, v.zeros(), v.product(weight, v.load_floats(steps, 64 * part))))
+        # 0 stays 0, whatever the step is: that of a token that was never written may be anything. And what is nothing
+        # beside a weight of 1, which some token has, becomes 0: the processor takes long over numbers near its least.
+        is_nothing = v.builder.fcmp_ordered("<", weight, v.constant(_SMALLEST))
+        product = v.product(v.where(is_nothing, v.zeros(), weight), v.load_floats(steps, 64 * part))
+        products.append(v.where(is_nothing, v.zeros(), product))
     _write_planes(v, products, planes, change)
     v.store(v.first_lane(factor), change)
 
