@@ -14,9 +14,9 @@ class ExecutorConfig(Config):
 
     dtype: str = setting(
         "auto",
-        "number format of weights and activations; auto: int4 or int8 as stored where the processor multiplies bytes, "
-        "else float32",
-        choices=("auto", "int4", "int8", "bfloat16", "float32"),
+        "number format of weights and activations; auto: int8 where the processor multiplies bytes, else float32; "
+        "stored: groups of 4 or 8 bits as they are in the file",
+        choices=("auto", "int8", "int4", "stored", "bfloat16", "float32"),
     )
     keep_packed: bool = setting(
         True,

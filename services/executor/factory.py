@@ -72,12 +72,20 @@ def load_model(folder: Path, name: str, config: ExecutorConfig) -> LoadedModel:
             kv_cache = KVCache(model_config, capacity.num_blocks, capacity.block_size)
             model = build_model(model_config, weights, PagedAttention(table, model_config.head_dim**-0.5))
     else:
-        arrays = _packed(folder, model_config, formats.weights, keep=config.keep_packed)
+        arrays = _packed(folder, model_config, formats.weights, num_threads, keep=config.keep_packed)
         num_bytes = sum(array.nbytes for array in arrays.values())
         capacity = plan_capacity(name, model_config, config, num_free_bytes - num_bytes, formats.cache)
         table = rotary_table(model_config.rope, model_config.head_dim, capacity.max_model_len)
         kv_cache = RecordCache(model_config, capacity.num_blocks, capacity.block_size, formats.cache)
-        model = IntegerModel(model_config, arrays, table, kv_cache, capacity=capacity, num_threads=num_threads)
+        model = IntegerModel(
+            model_config,
+            arrays,
+            table,
+            kv_cache,
+            weight_format=formats.weights,
+            capacity=capacity,
+            num_threads=num_threads,
+        )
     log.info(
         "number formats",
         extra={"weights": formats.weights, "kv_cache": formats.cache, "reason": formats.reason, "threads": num_threads},
@@ -85,7 +93,7 @@ def load_model(folder: Path, name: str, config: ExecutorConfig) -> LoadedModel:
     return LoadedModel(model, kv_cache, capacity, model_config, num_threads)
 
 
-def _packed(folder: Path, config: ModelConfig, weight_format: Format, *, keep: bool) -> Arrays:
+def _packed(folder: Path, config: ModelConfig, weight_format: Format, num_threads: int, *, keep: bool) -> Arrays:
     """The weights as integer kernels read them: mapped if they are kept from an earlier start, else made now."""
     kept = PackedWeights(folder, weight_format, USER_CACHE)
     if keep and (found := kept.find()) is not None:
@@ -93,9 +101,9 @@ def _packed(folder: Path, config: ModelConfig, weight_format: Format, *, keep: b
 
     def pack() -> Iterator[tuple[str, Array]]:
         with Weights(folder) as weights:
-            yield from packed_arrays(config, weights, weight_format)
+            yield from packed_arrays(config, weights, weight_format, num_threads)
 
-    return kept.keep(pack, Weights(folder).num_bytes // 3) if keep else in_memory(pack())
+    return kept.keep(pack, Weights(folder).num_bytes // 2) if keep else in_memory(pack())
 
 
 def plan_capacity(

@@ -9,7 +9,7 @@ from shared.errors import ConfigError
 from shared.models.config import ModelConfig
 
 WeightFormat = Literal["stored", "int4", "int8", "bfloat16", "float32"]
-"""As stored: groups of 4 or 8 bits as they are in the file, everything else in 8."""
+"""As stored: groups of 4 or 8 bits as they are in the file, everything else in groups of 8."""
 
 _GROUP = 32
 _LANES = 16
@@ -26,17 +26,17 @@ class Formats(NamedTuple):
 def choose_formats(config: ExecutorConfig, model: ModelConfig, dot: DotInstruction) -> Formats:
     """What the settings ask for, on a processor with this instruction. Raises ConfigError for what the model can't."""
     obstacle = _obstacle(model, config.block_size)
-    if config.dtype in ("int4", "int8") and obstacle:
+    if config.dtype in ("stored", "int4", "int8") and obstacle:
         raise ConfigError(f"SHOAL_EXECUTOR_DTYPE={config.dtype} cannot be: {obstacle}")
     if config.dtype == "auto" and (obstacle or dot == "none"):
         return _in_floats(config, "float32", obstacle or "this processor has no instruction that multiplies bytes")
     cache: Kind = "float32" if config.kv_dtype == "float32" else "int8"
     match config.dtype:
-        case "int4" | "int8" as weights:
+        case "stored" | "int4" | "int8" as weights:
             reason = "as configured" if dot != "none" else "as configured; slow without an instruction for it"
             return Formats(weights, cache, reason)
         case "auto":
-            return Formats("stored", cache, f"the processor multiplies bytes ({dot})")
+            return Formats("int8", cache, f"the processor multiplies bytes ({dot})")
         case "bfloat16":
             return _in_floats(config, "bfloat16", "as configured")
         case _:

@@ -40,10 +40,14 @@ Array = npt.NDArray[Any]
 _PACKERS: Final = (
     "kernels/grouped_linear.py",
     "kernels/quantize.py",
+    "kernels/row_linear.py",
+    "kernels/row_quantize.py",
     "models/packing.py",
+    "models/row_packing.py",
     "packed.py",
     "quantization/gguf_blocks.py",
     "quantization/groups.py",
+    "quantization/rotation.py",
     "weights.py",
 )
 """Sources, of which any change may change what is packed."""

@@ -133,6 +133,10 @@ class Weights:
             if not (np.array_equal(copy.q, groups.q) and np.array_equal(copy.scales, groups.scales)):
                 self._problems.append(f"{name} differs from the weight that it is tied to")
 
+    def note(self, problem: str) -> None:
+        """Something that is wrong with a weight, for `finish`."""
+        self._problems.append(problem)
+
     def finish(self) -> None:
         """Raise ModelError that lists every weight missing, of the wrong shape or left over, if there is any."""
         extra = sorted(name for name in self._stored.keys() - self._taken if not name.endswith(_HARMLESS_SUFFIXES))

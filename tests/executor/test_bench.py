@@ -235,12 +235,13 @@ def test_products_are_all_matrices_of_the_network(tiny_folder: TinyFolder) -> No
     sizes = {name: tensor.shape for name, tensor in make_tiny_network().named_parameters() if tensor.dim() == 2}
     parts = [part for product in (*layers, head) for part in product.parts]
     assert sorted(parts) == sorted(sizes)
-    for rows, columns, names in (*layers, head):
-        assert rows == sum(sizes[name][0] for name in names)
-        assert {sizes[name][1] for name in names} == {columns}
+    for product in (*layers, head):
+        assert product.rows == sum(sizes[name][0] for name in product.parts)
+        assert {sizes[name][1] for name in product.parts} == {product.columns}
+        assert product.in_blocks == ("mlp.down_proj" in product.parts[0])
 
 
-@pytest.mark.parametrize("weight_format", ["int4", "int8"])
+@pytest.mark.parametrize("weight_format", ["int4", "stored"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_the_bytes_that_products_read_are_those_that_the_model_packed(
     tiny_folder: TinyFolder, weight_format: Any, is_tied: bool
@@ -253,6 +254,14 @@ def test_the_bytes_that_products_read_are_those_that_the_model_packed(
     head = VOCAB_SIZE * config.hidden_size // 1024 * record_bytes(4 if weight_format == "int4" else 8)
     read = weight_bytes(folder, config, weight_format)
     assert sum(array.nbytes for array in loaded.model._arrays.values()) == read + norms + (0 if is_tied else head)
+
+
+def test_weights_with_a_scale_a_row_are_read_in_all_their_bytes(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder()
+    loaded = load_model(folder, "tiny", INTEGER)
+    assert isinstance(loaded.model, IntegerModel)
+    packed = {name: array.nbytes for name, array in loaded.model._arrays.items()}
+    assert sum(packed.values()) - packed["embedding"] == weight_bytes(folder, loaded.config, "int8")
 
 
 def test_weights_that_are_stored_in_four_bits_are_read_in_four_unless_a_part_is_not(

@@ -18,6 +18,7 @@ from services.executor.config import ExecutorConfig
 from services.executor.evaluate.__main__ import Lines, evaluate
 from services.executor.evaluate.scoring import CHUNK, Format, compare, sum_up, sum_up_all, windows
 from services.executor.factory import LoadedModel, load_model
+from services.executor.kernels.cached_attention import Kind
 from services.executor.kv_cache import Cache
 from shared.errors import ConfigError, ModelError
 from shared.evaluation import Evaluation, EvaluationOrder, TokenizedText
@@ -39,8 +40,10 @@ TOLERANCE = 1e-4
 THREADS = {"SHOAL_EXECUTOR_THREADS": "1"}
 TEXTS = sorted((Path(__file__).parents[1] / "texts").glob("*.txt"))
 MAX_RISE_NATS = 0.008
-"""Of the default model's mean loss. A simulation in torch gave 0.002 for weights and activations, and 0.004 to 0.007
-with the cache; the standard error over these texts is 0.002."""
+"""Of the default model's mean loss, by weights and activations in integers. In rows a simulation in torch gave 0.002 to
+0.006, with other rotations of the same kind; the standard error over these texts is 0.003."""
+MAX_KL_NATS = 0.011
+"""Of the default model's distributions, the cache in integers too. The simulation gave 0.008 to 0.009."""
 
 
 class Silent:
@@ -268,7 +271,8 @@ def test_progress_on_a_terminal_is_one_line_that_ends_with_all_tokens() -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(600)  # compiles what is new, and computes 1,600 tokens in float32
-def test_what_the_executor_chooses_costs_the_default_model_next_to_nothing(default_model: Path) -> None:
+@pytest.mark.parametrize("cache", ["float32", "int8"])
+def test_what_the_executor_chooses_costs_the_default_model_next_to_nothing(cache: Kind, default_model: Path) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(default_model / "tokenizer.json"))
@@ -278,12 +282,12 @@ def test_what_the_executor_chooses_costs_the_default_model_next_to_nothing(defau
         model="default",
         folder=str(default_model),
         dtypes=("auto",),
-        kv_dtype=None,
+        kv_dtype=cache,
         context=1024,
         bos_token_id=None,
         texts=tuple(texts),
     )
     (score,) = evaluate(asked, {}, Silent()).total.formats
-    assert score.delta_nll <= MAX_RISE_NATS
-    assert score.mean_kl <= MAX_RISE_NATS
-    assert score.top1_agreement >= 0.95
+    assert score.delta_nll <= (MAX_RISE_NATS if cache == "float32" else 2 * MAX_RISE_NATS)
+    assert score.mean_kl <= MAX_KL_NATS
+    assert score.top1_agreement >= 0.92

@@ -147,7 +147,7 @@ def plans(epoch: int, capacity: ExecutorCapacity, prompt: list[int], num_tokens:
         ({"SHOAL_EXECUTOR_MAX_MODEL_LEN": "1"}, "SHOAL_EXECUTOR_MAX_MODEL_LEN=1"),
         (
             {"SHOAL_EXECUTOR_DTYPE": "float8"},
-            "SHOAL_EXECUTOR_DTYPE='float8': must be one of auto, int4, int8, bfloat16, float32",
+            "SHOAL_EXECUTOR_DTYPE='float8': must be one of auto, int8, int4, stored, bfloat16, float32",
         ),
     ],
     ids=["no such model", "no room", "no such format"],

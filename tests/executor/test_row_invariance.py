@@ -19,6 +19,7 @@ FORMATS = {
     "bfloat16": replace(SMALL, dtype="bfloat16"),
     "int8": INTEGER,
     "int4": replace(INTEGER, dtype="int4"),
+    "stored": replace(INTEGER, dtype="stored"),
     "int8 beside a float32 cache": replace(INTEGER, kv_dtype="float32"),
     "int8 by two threads": replace(INTEGER, threads=2),
 }

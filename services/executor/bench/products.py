@@ -16,6 +16,8 @@ from torch import Tensor
 from services.executor.formats import WeightFormat
 from services.executor.kernels.grouped_linear import PANEL, record_bytes
 from services.executor.kernels.quantize import GROUP
+from services.executor.kernels.row_linear import blocks_of
+from services.executor.kernels.row_quantize import MIDDLE_BLOCK
 from services.executor.quantization.groups import STORED_BITS
 from shared.models.config import ModelConfig
 
@@ -28,6 +30,8 @@ class Product(NamedTuple):
     rows: int
     columns: int
     parts: tuple[str, ...]
+    in_blocks: bool = False
+    """Whether its inputs are silu(gate) · up."""
 
 
 def products_of(config: ModelConfig) -> tuple[list[Product], Product]:
@@ -41,7 +45,7 @@ def products_of(config: ModelConfig) -> tuple[list[Product], Product]:
             Product(heads + 2 * kv_heads, hidden, tuple(f"{attention}.{name}_proj.weight" for name in "qkv")),
             Product(hidden, heads, (f"{attention}.o_proj.weight",)),
             Product(2 * middle, hidden, tuple(f"{mlp}.{name}_proj.weight" for name in ("gate", "up"))),
-            Product(hidden, middle, (f"{mlp}.down_proj.weight",)),
+            Product(hidden, middle, (f"{mlp}.down_proj.weight",), in_blocks=True),
         ]
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     return layers, Product(config.vocab_size, hidden, (head,))
@@ -50,7 +54,9 @@ def products_of(config: ModelConfig) -> tuple[list[Product], Product]:
 def weight_bytes(folder: Path, config: ModelConfig, weights: WeightFormat) -> int:
     """Bytes of packed weights that all products of a step read. A weight has 4 bits if all its parts have."""
     layers, head = products_of(config)
-    stored = {} if weights == "int8" else _stored_bits(folder)
+    if weights == "int8":
+        return sum(_row_bytes(product) for product in (*layers, head))
+    stored = _stored_bits(folder)
     others = 4 if weights == "int4" else 8
     return sum(
         -(-product.rows // PANEL)
@@ -58,6 +64,11 @@ def weight_bytes(folder: Path, config: ModelConfig, weights: WeightFormat) -> in
         * record_bytes(4 if all(stored.get(part, others) == 4 for part in product.parts) else 8)
         for product in (*layers, head)
     )
+
+
+def _row_bytes(product: Product) -> int:
+    blocks = blocks_of(product.columns, MIDDLE_BLOCK if product.in_blocks else 0)
+    return -(-product.rows // PANEL) * blocks.panel_bytes
 
 
 class TorchProducts:

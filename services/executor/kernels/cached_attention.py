@@ -5,10 +5,11 @@ value (`x ≈ step · i`, `step = max |x| / 127`), and queries become bytes in t
 integer times three numbers; in float32 a score is one sum over the head's dimensions in order.
 
 Layout of a record: keys, as columns of a product: int8 [D / 4, 16, 4] plus 128, or float32 [D, 16]; then for int8 their
-16 steps, float32; then values [16, D]; then for int8 their 16 steps.
+16 steps, float32; then values: int8 [4, D, 4], by fours of tokens, or float32 [16, D]; then for int8 their 16 steps.
 
 A query's weights are found a tile of records at a time, in one pass over keys and values: weights are relative to the
-largest score so far, and what was added up before is scaled down where a larger one comes. Whatever a query's
+largest score so far, and what was added up before is scaled down where a larger one comes. What is added to a query's
+sums is for float32 here, token by token, and for int8 in `byte_values`. Whatever a query's
 neighbours are, its own numbers are computed from position 0 on, tile by tile, record by record, token by token; tokens
 beyond what the query sees count with weight 0. D is a multiple of 16.
 
@@ -96,10 +97,13 @@ def store_key_int8(v: Vectors, key: Any, num_vectors: Any, record: Any, token: A
 def store_value_int8(v: Vectors, value: Any, num_vectors: Any, values: Any, token: Any) -> None:
     """`store_value(value, D / 16, values, token)`: one token's value of one head; `values` is where they begin."""
     step, factor = _step_and_factor(v, value, num_vectors)
-    row = v.add(values, v.mul(token, v.mul(num_vectors, LANES)))
+    four, place = v.builder.lshr(token, v.int64(2)), v.builder.and_(token, v.int64(3))
+    first = v.add(values, v.mul(v.mul(four, num_vectors), 64), place)
     with v.loop(num_vectors) as loop:
         part = v.rounded(v.product(v.load_floats(v.add(value, v.mul(loop.index, 64))), factor))
-        v.store_int8s(part, v.add(row, v.mul(loop.index, LANES)))
+        target = v.add(first, v.mul(loop.index, 64))
+        for lane in range(LANES):  # byte by byte: those between are other tokens', which others may be writing
+            v.store(v.byte(part, lane), target, 4 * lane)
     steps = v.add(values, v.mul(num_vectors, LANES * TOKENS))
     v.store(v.first_lane(step), v.add(steps, v.mul(token, 4)))
 
@@ -223,9 +227,22 @@ def _score_float32(
 def weigh(v: Vectors, scores: Any, num_visible: Any, state: Any, sums: Any, num_vectors: Any) -> None:
     """`weigh(scores, num_visible, state, sums, D / 16)`: a tile's scores of one query become weights, in place.
 
-    A weight is `exp(score - largest)`, with the largest score up to this tile; the total in `state` and the `sums` are
-    scaled to it. Scores from `num_visible` on, which may be all of them or none, become 0. `state` is two float32: the
-    largest score and the total of all weights, -inf and 0 at first.
+    As `tile_weights` says; the `sums` are scaled to the new largest score.
+    """
+    weights, factor = tile_weights(v, scores, num_visible, state)
+    for part, weight in enumerate(weights):
+        v.store(weight, scores, 64 * part)
+    with v.loop(num_vectors) as loop:
+        at = v.add(sums, v.mul(loop.index, 64))
+        v.store(v.product(v.load_floats(at), factor), at)
+
+
+def tile_weights(v: Vectors, scores: Any, num_visible: Any, state: Any) -> tuple[list[Any], Any]:
+    """The weights of a tile of one query, and what its sums so far have to be multiplied by.
+
+    A weight is `exp(score - largest)`, with the largest score up to this tile. Scores from `num_visible` on, which may
+    be all of them or none, weigh 0. `state` is two float32, kept up: the largest score and the total of all weights,
+    -inf and 0 at first.
     """
     lowest, parts = v.constant(float("-inf")), range(TILE_TOKENS // TOKENS)
     visible = [v.first_lanes(v.add(num_visible, -TOKENS * part)) for part in parts]
@@ -235,38 +252,20 @@ def weigh(v: Vectors, scores: Any, num_visible: Any, state: Any, sums: Any, num_
     opposite = v.negative(largest)
     factor = v.exponential(v.sum(before, opposite))
     weights = [v.where(visible[part], v.exponential(v.sum(numbers[part], opposite)), v.zeros()) for part in parts]
-    for part in parts:
-        v.store(weights[part], scores, 64 * part)
     total = v.broadcast(v.lane_sum(functools.reduce(v.sum, weights)))
     v.store(v.first_lane(largest), state)
     v.store(v.first_lane(v.fma(v.load_float(state, 4), factor, total)), state, 4)
-    with v.loop(num_vectors) as loop:
-        at = v.add(sums, v.mul(loop.index, 64))
-        v.store(v.product(v.load_floats(at), factor), at)
+    return weights, factor
 
 
-@kernel_part
-def scale_weights(v: Vectors, weights: Any, stride: Any, steps: Any, num_rows: Any) -> None:
-    """`scale_weights(weights, stride, steps, num_rows)`: 16 weights of each query, times the values' steps.
-
-    A weight of 0 stays 0, whatever the step is: that of a token that was never written may be anything.
-    """
-    factors = v.load_floats(steps)
-    with v.loop(num_rows) as loop:
-        at = v.add(weights, v.mul(stride, loop.index))
-        part = v.load_floats(at)
-        is_zero = v.builder.fcmp_ordered("==", part, v.zeros())
-        v.store(v.where(is_zero, v.zeros(), v.product(part, factors)), at)
-
-
-def make_add_values(kind: Kind, num_vectors: int) -> Any:
+def make_add_values(num_vectors: int) -> Any:
     """For kernels: `add_values(num_rows, weights, stride, values, row_bytes, sums, sums_stride, num_tokens, later)`.
 
-    Adds `num_vectors` vectors of a record's first `num_tokens` values, weighted, to the sums of 1 to MAX_ROWS queries.
-    `values` is the first of those vectors of the record's first value, and values lie `row_bytes` apart. The same
-    vectors of the record's values at `later` are brought near.
+    Of a cache in float32. Adds `num_vectors` vectors of a record's first `num_tokens` values, weighted, to the sums of
+    1 to MAX_ROWS queries. `values` is the first of those vectors of the record's first value, and values lie
+    `row_bytes` apart. The same vectors of the record's values at `later` are brought near.
     """
-    item, parts = 1 if kind == "int8" else 4, range(num_vectors)
+    parts = range(num_vectors)
 
     @kernel_part
     def add_values(
@@ -281,8 +280,6 @@ def make_add_values(kind: Kind, num_vectors: int) -> Any:
         num_tokens: Any,
         later: Any,
     ) -> None:
-        load = v.load_int8s if kind == "int8" else v.load_floats
-
         def spell(count: int) -> None:
             rows = range(count)
             targets = [v.add(sums, v.mul(sums_stride, row)) for row in rows]
@@ -291,8 +288,8 @@ def make_add_values(kind: Kind, num_vectors: int) -> Any:
             with v.loop(num_tokens, *starts) as loop:
                 offset = v.mul(loop.index, row_bytes)
                 at = v.add(values, offset)
-                v.prefetch(v.add(later, offset), LANES * item * num_vectors)
-                vectors = [load(at, LANES * item * part) for part in parts]
+                v.prefetch(v.add(later, offset), 64 * num_vectors)
+                vectors = [v.load_floats(at, 64 * part) for part in parts]
                 totals = []
                 for row in rows:
                     weight = v.load_float(v.add(weight_rows[row], v.mul(loop.index, 4)))

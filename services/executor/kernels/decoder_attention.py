@@ -5,63 +5,26 @@ of several that begin with the same blocks, which are then read once for all of 
 either way: its scores do not know of one another, and its values are added up in the order of the tokens.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from services.executor.kernels.cached_attention import (
-    TILE_TOKENS,
     Kind,
     divide_row,
-    make_add_values,
-    make_score,
-    prefetch_line,
     rotate_head,
-    scale_weights,
     store_key_float32,
     store_key_int8,
     store_value_float32,
     store_value_int8,
     take_query_float32,
     take_query_int8,
-    weigh,
 )
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
+from services.executor.kernels.decoder_look import Keys, Queries, make_layout, make_look, place_queries
 from services.executor.kernels.jit import Floats, nested
 from services.executor.kernels.memory import load_float, store_float
 from services.executor.kernels.team import Words, claim, num_threads, run_length
-
-
-class Queries(NamedTuple):
-    """Some queries on their way through the cache: how many, and the addresses of what belongs to the first of them."""
-
-    rows: int
-    taken: int
-    """As `take_query` leaves them."""
-    facts: int
-    states: int
-    """As `weigh` keeps them."""
-    sums: int
-    scores: int
-    """A tile for each query: scores, then weights."""
-
-
-class Keys(NamedTuple):
-    """The tokens from `first` to before `end` of a sequence, in one kv head."""
-
-    sequence: int
-    head: int
-    first: int
-    end: int
-
-
-MAX_PIECE_ROWS: Final = 24
-"""Queries, of all heads that share a kv head, in one piece."""
-
-
-def piece_bytes(rows: int, head_dim: int) -> int:
-    """The scratch memory that a piece of so many queries takes."""
-    return rows * (head_dim * 8 + 16 + TILE_TOKENS * 4)
 
 
 @nested
@@ -105,24 +68,8 @@ def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inpu
 
 def make_attention(kind: Kind) -> tuple[Any, Any]:
     """`rotate_and_store(team, phase, …)` and `attend(team, phase, thread, …)` for one kind of cache."""
-    record_of, values_offset = _make_layout(kind)
+    record_of, values_offset = make_layout(kind)
     return _make_rotate_and_store(kind, record_of, values_offset), _make_attend(kind, values_offset)
-
-
-def _make_layout(kind: Kind) -> tuple[Any, Any]:
-    """Where a token's record is, and the values in it: `cached_attention.record_bytes`, for kernels."""
-    item, steps = (1, 64) if kind == "int8" else (4, 0)
-
-    @nested
-    def values_offset(shape: Shape) -> int:
-        return 16 * shape.head_dim * item + steps
-
-    @nested
-    def record_of(layer: Any, shape: Shape, block: int, head: int, offset: int) -> Any:
-        number = (block * shape.num_kv_heads + head) * (shape.block_size // 16) + offset // 16
-        return layer.cache + number * 2 * values_offset(shape)
-
-    return record_of, values_offset
 
 
 def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> Any:
@@ -153,42 +100,6 @@ def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> An
     return rotate_and_store
 
 
-def _make_score(kind: Kind) -> Any:
-    score_few, item = make_score(kind), 1 if kind == "int8" else 4
-
-    @nested
-    def score(taken: int, facts: int, record: int, vectors: int, out: int, rows: int, later: int) -> None:
-        """16 scores of any number of queries, those of each in a tile of its own."""
-        for row in range(0, rows, 6):
-            query = taken + row * vectors * 16 * item
-            score_few(min(6, rows - row), query, facts + row * 8, record, vectors, out + row * 256, 256, later)
-
-    return score
-
-
-def _make_add_values(kind: Kind) -> Any:
-    add_wide, add_narrow, item = make_add_values(kind, 4), make_add_values(kind, 1), 1 if kind == "int8" else 4
-
-    @nested
-    def add_values(weights: int, values: int, vectors: int, sums: int, rows: int, num_tokens: int, later: int) -> None:
-        """A record's values, weighted, to the sums of any number of queries."""
-        for row in range(0, rows, 6):
-            count, weight, total = min(6, rows - row), weights + row * 256, sums + row * vectors * 64
-            vector = 0
-            while vectors - vector >= 4:
-                offset, to = vector * 16 * item, total + vector * 64
-                row_bytes, ahead = vectors * 16 * item, later + offset
-                add_wide(count, weight, 256, values + offset, row_bytes, to, vectors * 64, num_tokens, ahead)
-                vector += 4
-            while vector < vectors:
-                offset, to = vector * 16 * item, total + vector * 64
-                row_bytes, ahead = vectors * 16 * item, later + offset
-                add_narrow(count, weight, 256, values + offset, row_bytes, to, vectors * 64, num_tokens, ahead)
-                vector += 1
-
-    return add_values
-
-
 def _make_take_queries(kind: Kind) -> Any:
     take_query, item = (take_query_int8, 1) if kind == "int8" else (take_query_float32, 4)
 
@@ -209,66 +120,6 @@ def _make_take_queries(kind: Kind) -> Any:
     return take_queries
 
 
-def _make_look(kind: Kind, values_offset: Any) -> Any:
-    score, add_values, is_int8 = _make_score(kind), _make_add_values(kind), kind == "int8"
-
-    @nested
-    def record_at(keys: Keys, start: int, layer: Any, shape: Shape, inputs: Inputs) -> Any:
-        """The record of the tokens from `start` on."""
-        of_head = keys.head * (shape.block_size // 16) * 2 * values_offset(shape)
-        return layer.cache + inputs.records[keys.sequence, start // 16] + of_head
-
-    @nested
-    def look(
-        queries: Queries,
-        keys: Keys,
-        following: Keys,
-        far: Keys,
-        visible: int,
-        group: int,
-        layer: Any,
-        shape: Shape,
-        inputs: Inputs,
-    ) -> None:
-        """Some queries look at some tokens, tile by tile; the tile after each is brought near meanwhile.
-
-        The first `group` queries see `visible` tokens of the sequence, the next `group` one more, and so on.
-        """
-        vectors, half = shape.head_dim // 16, values_offset(shape)
-        for tile in range(keys.first, keys.end, 64):
-            end, later_keys, later_tile = min(tile + 64, keys.end), following, following.first
-            if tile + 64 < keys.end:
-                later_keys, later_tile = keys, tile + 64
-            for start in range(tile, end, 16):
-                record = record_at(keys, start, layer, shape, inputs)
-                later, later_start = record, later_tile + start - tile
-                if later_start < later_keys.end:
-                    later = record_at(later_keys, later_start, layer, shape, inputs)
-                if start < far.end:
-                    distant = record_at(far, start, layer, shape, inputs)
-                    prefetch_line(distant)
-                    prefetch_line(distant + half)
-                    prefetch_line(distant + 2 * half - 64)
-                at = queries.scores + (start - tile) * 4
-                score(queries.taken, queries.facts, record, vectors, at, queries.rows, later)
-            for row in range(queries.rows):
-                scores, sums = queries.scores + row * 256, queries.sums + row * vectors * 64
-                weigh(scores, visible + row // group - tile, queries.states + row * 8, sums, vectors)
-            for start in range(tile, end, 16):
-                values = record_at(keys, start, layer, shape, inputs) + half
-                later, later_start = values, later_tile + start - tile
-                if later_start < later_keys.end:
-                    later = record_at(later_keys, later_start, layer, shape, inputs) + half
-                at = queries.scores + (start - tile) * 4
-                if is_int8:
-                    prefetch_line(later + half - 64)
-                    prefetch_line(later - 64)
-                    scale_weights(at, 256, values + half - 64, queries.rows)
-                add_values(at, values, vectors, queries.sums, queries.rows, min(16, end - start), later)
-
-    return look
-
-
 @nested
 def _wide(number: int) -> Any:
     """A number of an array as Python's are: the parts of a tuple must be of one type wherever it is made."""
@@ -284,7 +135,10 @@ def _rows_of(queries: Queries, first: int, rows: int, head_dim: int, item: int) 
         queries.facts + first * 8,
         queries.states + first * 8,
         queries.sums + first * head_dim * 4,
-        queries.scores + first * 256,
+        queries.scores,
+        queries.planes,
+        queries.changes,
+        queries.tile,
     )
 
 
@@ -316,7 +170,7 @@ def _num_rows(piece: int, group: int, inputs: Inputs) -> int:
 
 
 def _make_attend(kind: Kind, values_offset: Any) -> Any:
-    take_queries, look = _make_take_queries(kind), _make_look(kind, values_offset)
+    take_queries, look = _make_take_queries(kind), make_look(kind, values_offset)
     item = 1 if kind == "int8" else 4
 
     @nested
@@ -383,10 +237,8 @@ def _make_attend(kind: Kind, values_offset: Any) -> Any:
                 following = claim(team, phase) * run
                 end = following + run
             rows = _num_rows(number // kv_heads, group, inputs)
-            taken = work.scratch.ctypes.data + thread * work.scratch.shape[1]
-            facts = taken + rows * shape.head_dim * 4
-            sums = facts + rows * 16
-            queries = Queries(rows, taken, facts, facts + rows * 8, sums, sums + rows * shape.head_dim * 4)
+            memory = work.scratch.ctypes.data + thread * work.scratch.shape[1]
+            queries = place_queries(rows, memory, shape.head_dim)
             later = _first_keys(following, shape, inputs)
             attend_piece(queries, number // kv_heads, number % kv_heads, later, parts, layer, shape, inputs, work)
             number = following

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from services.executor.kernels.jit import Floats, Ints, Longs
 
 Weight = np.dtype([("address", np.int64), ("bits", np.int64), ("bias", np.int64)])
-"""A packed weight (see `grouped_linear`), and the address of its bias, or 0."""
+"""A packed weight (see `grouped_linear`; `row_linear`, without bits), and the address of its bias, or 0."""
 
 Layer = np.dtype(
     [
@@ -43,6 +43,10 @@ class Shape(NamedTuple):
     """Numbers that q, k and v take together, in whole panels."""
     vocab_size: int
     """In whole panels too."""
+    has_tiles: bool
+    """Whether products with a scale a row, and attention to a cache in int8, use tile registers."""
+    tile_shapes: int
+    """Address of `tiles.SHAPES`."""
 
 
 class Parts(NamedTuple):

@@ -32,6 +32,17 @@ def store_float(_typing_context: Any, _address: Any, _number: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def store_int64(_typing_context: Any, _address: Any, _number: Any) -> Any:
+    """Write a 64-bit integer to an address."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def load_half(_typing_context: Any, _address: Any) -> Any:
     """The float16 at an address, as float32."""
 

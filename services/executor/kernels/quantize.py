@@ -80,6 +80,17 @@ def normalize_row(v: Vectors, x: Any, weight: Any, num_groups: Any, facts: Any, 
 @kernel_part
 def silu_mul_group(v: Vectors, gate: Any, up: Any, group: Any, ints: Any, steps: Any) -> None:
     """`silu(gate) · up` of 32 numbers as bytes, group number `group` of its row."""
+    _write_group(v, _silu_mul(v, gate, up), group, ints, steps)
+
+
+@kernel_part
+def silu_mul_floats(v: Vectors, gate: Any, up: Any, out: Any) -> None:
+    """`silu(gate) · up` of 32 numbers: `silu_mul_floats(gate, up, out)`."""
+    for half, part in enumerate(_silu_mul(v, gate, up)):
+        v.store(part, out, 64 * half)
+
+
+def _silu_mul(v: Vectors, gate: Any, up: Any) -> list[Any]:
     parts = []
     for half in (0, 64):
         x = v.load_floats(gate, half)
@@ -89,7 +100,7 @@ def silu_mul_group(v: Vectors, gate: Any, up: Any, group: Any, ints: Any, steps:
         numerator = v.where(is_negative, small, v.constant(1.0))
         sigmoid = v.quotient(numerator, v.sum(v.constant(1.0), small))
         parts.append(v.product(v.product(x, sigmoid), v.load_floats(up, half)))
-    _write_group(v, parts, group, ints, steps)
+    return parts
 
 
 def _write_group(v: Vectors, x: list[Any], group: Any, ints: Any, steps: Any) -> None:

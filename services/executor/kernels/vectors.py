@@ -78,6 +78,14 @@ class Vectors:
         values = [self.int64(number) if isinstance(number, int) else number for number in numbers]
         return functools.reduce(self.builder.add, values)
 
+    def sub(self, x: Any, y: Any) -> Any:
+        """The difference of 64-bit integers."""
+        return self.builder.sub(x, y)
+
+    def smaller(self, x: Any, y: Any) -> Any:
+        """The smaller of 64-bit integers."""
+        return self.builder.select(self.builder.icmp_signed("<", x, y), x, y)
+
     def mul(self, x: Any, y: Any) -> Any:
         """The product of 64-bit integers."""
         return self.builder.mul(*(self.int64(number) if isinstance(number, int) else number for number in (x, y)))
@@ -128,6 +136,10 @@ class Vectors:
         """16 float32."""
         return self._load(address, offset, _FLOATS)
 
+    def load_ints(self, address: Any, offset: int = 0) -> Any:
+        """16 int32."""
+        return self._load(address, offset, _INTS)
+
     def load_halves(self, address: Any, offset: int = 0) -> Any:
         """16 float16 as float32."""
         return self.builder.fpext(self._load(address, offset, ir.VectorType(_F16, LANES)), _FLOATS)
@@ -152,6 +164,10 @@ class Vectors:
     def load_int(self, address: Any, offset: int = 0) -> Any:
         """A single int32."""
         return self._load(address, offset, _I32, 4)
+
+    def load_int64(self, address: Any, offset: int = 0) -> Any:
+        """A single 64-bit integer."""
+        return self._load(address, offset, _I64, 8)
 
     def load_four_bytes(self, address: Any, offset: int = 0) -> Any:
         """Four bytes, repeated 16 times."""
@@ -315,6 +331,11 @@ class Vectors:
         """The lowest bytes of 16 ints, as four groups of four."""
         few = self.builder.trunc(ints, ir.VectorType(_I8, LANES))
         return self.builder.bitcast(few, ir.VectorType(_I32, LANES // 4))
+
+    def byte(self, ints: Any, number: int) -> Any:
+        """The lowest byte of one of 16 ints."""
+        few = self.builder.trunc(ints, ir.VectorType(_I8, LANES))
+        return self.builder.extract_element(few, self.int32(number))
 
     def four(self, fours: Any, number: int) -> Any:
         """One of the groups that `as_fours` gave."""

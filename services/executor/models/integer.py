@@ -5,7 +5,7 @@ Owns how packed weights and a batch become the kernel's inputs. The arithmetic i
 
 import itertools
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,22 +14,31 @@ from torch import Tensor
 
 from services.executor.attention.sharing import Member, shared_pieces
 from services.executor.batch import ForwardBatch
-from services.executor.kernels import cached_attention
+from services.executor.kernels import cached_attention, grouped_decoder, row_decoder, tiles
 from services.executor.kernels.cached_attention import TOKENS
-from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER, decode_float32, decode_int8
-from services.executor.kernels.decoder_attention import MAX_PIECE_ROWS, piece_bytes
+from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER
 from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
+from services.executor.kernels.decoder_look import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.grouped_linear import PANEL, record_bytes, wide_bytes
 from services.executor.kernels.quantize import GROUP
 from services.executor.kernels.rotary import RotaryTable
+from services.executor.kernels.row_linear import COLUMNS, blocks_of
+from services.executor.kernels.row_linear import TOKENS as TOKENS_OF_TILES
+from services.executor.kernels.row_quantize import MIDDLE_BLOCK
 from services.executor.kernels.team import Team
 from services.executor.kv_cache import RecordCache
 from services.executor.memory import untouched
-from services.executor.models.packing import Arrays
+from services.executor.models.packing import Arrays, Format
 from shared.messages import ExecutorCapacity
 from shared.models.config import ModelConfig
 
-_KERNELS: Final = {"int8": decode_int8, "float32": decode_float32}
+_KERNELS: Final = {
+    (False, "int8"): grouped_decoder.decode_int8,
+    (False, "float32"): grouped_decoder.decode_float32,
+    (True, "int8"): row_decoder.decode_int8,
+    (True, "float32"): row_decoder.decode_float32,
+}
+"""By whether weights have a scale a row, and by the cache's kind."""
 _TOKENS_AT_ONCE: Final = 48
 """In the phase of gate and up."""
 _LINE: Final = 64
@@ -46,9 +55,11 @@ class IntegerModel:
         table: RotaryTable,
         cache: RecordCache,
         *,
+        weight_format: Format,
         capacity: ExecutorCapacity,
         num_threads: int,
     ) -> None:
+        in_rows = weight_format == "int8"
         self._arrays: Final = arrays  # what the addresses point into
         self._capacity = capacity
         self._vocab_size = config.vocab_size
@@ -59,7 +70,7 @@ class IntegerModel:
         self._num_shares = -(-2 * num_threads // config.num_kv_heads)
         layers = np.zeros(config.num_layers, Layer)
         for number, cached in enumerate(cache.layers):
-            _load_layer(layers[number], arrays, config, number)
+            _load_layer(layers[number], arrays, number)
             layers[number]["cache"] = cached.data_ptr()
         self._cache = cache
         shape = Shape(
@@ -71,12 +82,14 @@ class IntegerModel:
             block_size=capacity.block_size,
             qkv_width=_whole_panels((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
             vocab_size=_whole_panels(config.vocab_size),
+            has_tiles=tiles.can_use_tiles(),
+            tile_shapes=tiles.SHAPES.ctypes.data,
         )
         self._inputs = _make_inputs(capacity)
-        self._work = _make_work(capacity, shape, num_threads)
+        self._work = _make_work(capacity, shape, num_threads, _row_bytes(shape) if in_rows else _group_bytes(shape))
         arguments = (_load_parts(arrays, config, table), layers, shape, self._inputs, self._work)
         self._team = Team(
-            _KERNELS[cache.kind],
+            _KERNELS[in_rows, cache.kind],
             arguments,
             num_threads=num_threads,
             num_phases=NUM_PHASES_PER_LAYER * config.num_layers + 3,
@@ -140,21 +153,22 @@ class IntegerModel:
         return len(pieces) + len(alone)
 
 
-def _load_layer(layer: Any, arrays: Arrays, config: ModelConfig, number: int) -> None:
+def _load_layer(layer: Any, arrays: Arrays, number: int) -> None:
     for name in ("qkv", "output", "gate_up", "down"):
         _place(layer[name], arrays, f"layers.{number}.{name}")
-    for name in ("input_norm", "post_attention_norm", *(("q_norm", "k_norm") if config.family == "qwen3" else ())):
-        layer[name] = arrays[f"layers.{number}.{name}"].ctypes.data
+    for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm"):
+        if (norm := arrays.get(f"layers.{number}.{name}")) is not None:
+            layer[name] = norm.ctypes.data
 
 
 def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable) -> Parts:
     embedding, head = np.zeros(1, Weight), np.zeros(1, Weight)
     _place(embedding[0], arrays, "embedding")
-    _place(head[0], arrays, "embedding" if config.tie_word_embeddings else "head")
+    _place(head[0], arrays, "head" if "head" in arrays else "embedding")
     return Parts(
         embedding=embedding,
         head=head,
-        norm=np.array(arrays["norm"]),
+        norm=np.array(arrays.get("norm", ()), np.float32),
         norm_facts=np.array([1 / config.hidden_size, config.rms_norm_eps], np.float32),
         head_norm_facts=np.array([1 / config.head_dim, config.rms_norm_eps], np.float32),
         scale=np.array([config.head_dim**-0.5], np.float32),
@@ -166,7 +180,7 @@ def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable) -> Part
 def _place(place: Any, arrays: Arrays, name: str) -> None:
     """Say in `place` where a weight and its bias are."""
     weight, bias = arrays[name], arrays.get(f"{name}.bias")
-    place["address"], place["bits"] = weight.ctypes.data, 4 if weight.shape[2] == record_bytes(4) else 8
+    place["address"], place["bits"] = weight.ctypes.data, 4 if weight.shape[-1] == record_bytes(4) else 8
     place["bias"] = 0 if bias is None else bias.ctypes.data
 
 
@@ -189,26 +203,55 @@ def _make_inputs(capacity: ExecutorCapacity) -> Inputs:
     )
 
 
-def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int) -> Work:
-    tokens, hidden = capacity.max_step_tokens, shape.hidden_groups * GROUP
-    attended = shape.num_heads * shape.head_dim
-    widest = max(hidden, attended)
-    middle = shape.intermediate_groups * GROUP
-    rows = max(MAX_PIECE_ROWS, shape.num_heads // shape.num_kv_heads)
+class _Bytes(NamedTuple):
+    """What activations take as bytes, and a thread while it multiplies."""
+
+    row: int
+    """Bytes of a token's hidden numbers, or of those that attention gives, whichever are more."""
+    steps: int
+    """Floats beside them."""
+    middle_row: int
+    middle_steps: int
+    beyond: int
+    """Rows behind the last token that may be read."""
+    scratch: int
+
+
+def _group_bytes(shape: Shape) -> _Bytes:
+    groups, middle = max(shape.hidden_groups, shape.num_heads * shape.head_dim // GROUP), shape.intermediate_groups
     scratch = max(
-        _TOKENS_AT_ONCE * 2 * PANEL * 4 + 2 * wide_bytes(shape.hidden_groups),
-        wide_bytes(max(widest, middle) // GROUP),
-        piece_bytes(rows, shape.head_dim),
+        _TOKENS_AT_ONCE * 2 * PANEL * 4 + 2 * wide_bytes(shape.hidden_groups), wide_bytes(max(groups, middle))
     )
+    return _Bytes(groups * GROUP, 2 * groups, middle * GROUP, 2 * middle, 0, scratch)
+
+
+def _row_bytes(shape: Shape) -> _Bytes:
+    widest = blocks_of(max(shape.hidden_groups * GROUP, shape.num_heads * shape.head_dim), 0)
+    middle = blocks_of(shape.intermediate_groups * GROUP, MIDDLE_BLOCK)
+    return _Bytes(
+        widest.num_runs * COLUMNS,
+        widest.num_blocks,
+        middle.num_runs * COLUMNS,
+        middle.num_blocks,
+        TOKENS_OF_TILES,
+        row_decoder.SCRATCH_BYTES,
+    )
+
+
+def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int, of_format: _Bytes) -> Work:
+    tokens, hidden = capacity.max_step_tokens, shape.hidden_groups * GROUP
+    read = tokens + of_format.beyond
+    attention_rows = max(MAX_PIECE_ROWS, shape.num_heads // shape.num_kv_heads)
+    scratch = max(of_format.scratch, piece_bytes(attention_rows, shape.head_dim))
     return Work(
         residual=_lines((tokens, hidden), np.float32),
         delta=_lines((tokens, hidden), np.float32),
         qkv=_lines((tokens, shape.qkv_width), np.float32),
-        attended=_lines((tokens, attended), np.float32),
-        ints=_lines((tokens, widest), np.int8),
-        steps=_lines((tokens, widest // GROUP * 2), np.float32),
-        middle_ints=_lines((tokens, middle), np.int8),
-        middle_steps=_lines((tokens, middle // GROUP * 2), np.float32),
+        attended=_lines((tokens, shape.num_heads * shape.head_dim), np.float32),
+        ints=_lines((read, of_format.row), np.int8),
+        steps=_lines((tokens, of_format.steps), np.float32),
+        middle_ints=_lines((read, of_format.middle_row), np.int8),
+        middle_steps=_lines((tokens, of_format.middle_steps), np.float32),
         logits=_lines((min(tokens, capacity.max_slots + capacity.max_step_drafts), shape.vocab_size), np.float32),
         scratch=_lines((num_threads, -(-scratch // _LINE) * _LINE + _LINE), np.uint8),
         spent=np.zeros(len(PHASES) + 1, np.int64),

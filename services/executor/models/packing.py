@@ -1,16 +1,16 @@
 """A model's weights as the integer kernels read them: a named array each.
 
-Owns which arrays there are, which weights lie in each, and in what order. They depend on the model and the format
-alone, so they can be made once and kept (`services.executor.packed`).
+Owns which arrays there are, and in what order; what lies in each is the format's. They depend on the model and the
+format alone, so they can be made once and kept (`services.executor.packed`).
 
     embedding, head                      packed; no head where the embedding is used in its place
-    norm                                 float32 [hidden]
+    norm                                 float32 [hidden], in groups only
     layers.N.qkv, .output, .gate_up, .down   packed, where there is a bias with NAME.bias
-    layers.N.input_norm, .post_attention_norm, and for some families .q_norm, .k_norm   float32
+    layers.N.input_norm, .post_attention_norm   float32, in groups only; for some families .q_norm, .k_norm
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,88 +18,124 @@ import torch
 from torch import Tensor
 
 from services.executor.kernels.grouped_linear import PANEL, Bits, pack
-from services.executor.quantization.groups import Groups, joined
+from services.executor.models.row_packing import RowPacker
+from services.executor.quantization.groups import Groups
 from services.executor.weights import Weights
 from shared.models.config import ModelConfig
 
 Format = Literal["stored", "int4", "int8"]
-"""Groups of 4 or 8 bits as they are stored, all else in 8; layers in 4 bits; everything in 8 bits."""
+"""Groups of 4 or 8 bits as they are stored, all else in 8; layers in groups of 4 bits; all in 8 with a scale a row."""
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
+Sizes = Mapping[str, tuple[int, ...]]
 
 _PADDING: Final = 64
 """Floats after a bias, since the kernels read it by whole panels."""
 
 
-def packed_arrays(config: ModelConfig, weights: Weights, weight_format: Format) -> Iterator[tuple[str, Array]]:
+class Packer(Protocol):
+    """Makes the arrays of one format."""
+
+    def embeddings(self, config: ModelConfig) -> Iterator[tuple[str, Array]]:
+        """The embedding, and the head if it is another array."""
+
+    def norms(self, names: Mapping[str, str], size: int) -> Iterator[tuple[str, Array]]:
+        """Weights of norms by the names of their arrays, if the format needs any."""
+
+    def reading(self, parts: Sizes, norm: str, order: npt.NDArray[np.intp] | None = None) -> Array:
+        """Weights below each other, in this order of rows, of a product that reads what a norm gives."""
+
+    def writing(self, name: str, size: tuple[int, int], *, in_blocks: bool) -> Array:
+        """The weight of a product that is added to hidden states; `in_blocks`: its inputs are silu(gate) · up."""
+
+    def written_bias(self, name: str, size: int) -> Tensor:
+        """The bias of such a product."""
+
+
+def packed_arrays(
+    config: ModelConfig, weights: Weights, weight_format: Format, num_threads: int = 1
+) -> Iterator[tuple[str, Array]]:
     """The arrays one after the other, so that never all of them and all weights are in memory.
 
     What is wrong with the weights is noted there, for its `finish`: until that is asked the arrays may mean nothing.
     """
-    packer = _Packer(weights, weight_format)
-    yield from _embeddings(packer, config)
-    yield "norm", packer.floats({"model.norm.weight": (config.hidden_size,)}).numpy()
+    packer: Packer
+    if weight_format == "int8":
+        packer = RowPacker(config, weights, num_threads)
+    else:
+        packer = _GroupPacker(weights, 4 if weight_format == "int4" else None)
+    yield from packer.embeddings(config)
+    yield from packer.norms({"norm": "model.norm.weight"}, config.hidden_size)
     for number in range(config.num_layers):
-        for name, array in _layer(packer, config, f"model.layers.{number}"):
+        for name, array in _layer(packer, weights, config, f"model.layers.{number}"):
             yield f"layers.{number}.{name}", array
 
 
-def _embeddings(packer: "_Packer", config: ModelConfig) -> Iterator[tuple[str, Array]]:
-    size = (config.vocab_size, config.hidden_size)
-    groups = packer.groups({"model.embed_tokens.weight": size})
-    yield "embedding", packer.packed(groups)
-    if config.tie_word_embeddings:
-        packer.skip_if_equal("lm_head.weight", groups)
-    else:
-        yield "head", packer.packed(packer.groups({"lm_head.weight": size}))
-
-
-def _layer(packer: "_Packer", config: ModelConfig, prefix: str) -> Iterator[tuple[str, Array]]:
+def _layer(packer: Packer, weights: Weights, config: ModelConfig, prefix: str) -> Iterator[tuple[str, Array]]:
     hidden, middle, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
     sizes = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    yield "qkv", packer.packed(packer.groups({f"{attention}.{n}.weight": (rows, hidden) for n, rows in sizes.items()}))
+    norms = {f"{name}_norm": f"{prefix}.{name}_layernorm.weight" for name in ("input", "post_attention")}
+    parts = {f"{attention}.{name}.weight": (rows, hidden) for name, rows in sizes.items()}
+    yield "qkv", packer.reading(parts, norms["input_norm"])
     if config.attention_bias:
-        yield "qkv.bias", packer.bias({f"{attention}.{name}.bias": (rows,) for name, rows in sizes.items()})
-    yield "output", packer.packed(packer.groups({f"{attention}.o_proj.weight": (hidden, queries)}))
+        yield "qkv.bias", _padded(weights.load({f"{attention}.{name}.bias": (rows,) for name, rows in sizes.items()}))
+    yield "output", packer.writing(f"{attention}.o_proj.weight", (hidden, queries), in_blocks=False)
     if config.output_bias:
-        yield "output.bias", packer.bias({f"{attention}.o_proj.bias": (hidden,)})
-    gate_up = [packer.groups({f"{mlp}.{name}.weight": (middle, hidden)}) for name in ("gate_proj", "up_proj")]
-    yield "gate_up", packer.packed(_in_turn(*gate_up))
+        yield "output.bias", _padded(packer.written_bias(f"{attention}.o_proj.bias", hidden))
+    gate_up = {f"{mlp}.{name}.weight": (middle, hidden) for name in ("gate_proj", "up_proj")}
+    yield "gate_up", packer.reading(gate_up, norms["post_attention_norm"], _in_turn(middle))
     if config.mlp_bias:
-        biases = [packer.floats({f"{mlp}.{name}.bias": (middle,)}) for name in ("gate_proj", "up_proj")]
-        yield "gate_up.bias", _padded(torch.stack([each.view(-1, PANEL) for each in biases], dim=1).flatten())
-    yield "down", packer.packed(packer.groups({f"{mlp}.down_proj.weight": (hidden, middle)}))
+        bias = weights.load({f"{mlp}.{name}.bias": (middle,) for name in ("gate_proj", "up_proj")})
+        yield "gate_up.bias", _padded(bias[torch.from_numpy(_in_turn(middle))])
+    yield "down", packer.writing(f"{mlp}.down_proj.weight", (hidden, middle), in_blocks=True)
     if config.mlp_bias:
-        yield "down.bias", packer.bias({f"{mlp}.down_proj.bias": (hidden,)})
-    for name in ("input", "post_attention"):
-        yield f"{name}_norm", packer.floats({f"{prefix}.{name}_layernorm.weight": (hidden,)}).numpy()
+        yield "down.bias", _padded(packer.written_bias(f"{mlp}.down_proj.bias", hidden))
+    yield from packer.norms(norms, hidden)
     if config.family == "qwen3":
         for name in ("q_norm", "k_norm"):
-            yield name, packer.floats({f"{attention}.{name}.weight": (head_dim,)}).numpy()
+            yield name, weights.load({f"{attention}.{name}.weight": (head_dim,)}).numpy()
 
 
-class _Packer:
-    """Weights in one format."""
+class _GroupPacker:
+    """Weights in groups of 32 columns."""
 
-    def __init__(self, weights: Weights, weight_format: Format) -> None:
+    def __init__(self, weights: Weights, bits: Bits | None) -> None:
+        """`bits` are those of numbers that are not stored in groups; None: 8."""
         self._weights = weights
-        self._format = weight_format
-        self.floats = weights.load
-        self.skip_if_equal = weights.skip_tied
+        self._bits = bits
 
-    def groups(self, parts: Mapping[str, tuple[int, ...]]) -> Groups:
-        return self._weights.load_groups(parts, 4 if self._format == "int4" else None)
+    def embeddings(self, config: ModelConfig) -> Iterator[tuple[str, Array]]:
+        size = (config.vocab_size, config.hidden_size)
+        groups = self._groups({"model.embed_tokens.weight": size})
+        yield "embedding", _packed(groups)
+        if config.tie_word_embeddings:
+            self._weights.skip_tied("lm_head.weight", groups)
+        else:
+            yield "head", _packed(self._groups({"lm_head.weight": size}))
 
-    def packed(self, groups: Groups) -> Array:
-        fits = self._format != "int8" and int(groups.q.max(initial=0)) < 16
-        bits: Bits = 4 if fits else 8
-        packed: Array = pack(groups.q, groups.scales, groups.offsets, bits).data.numpy()
-        return packed
+    def norms(self, names: Mapping[str, str], size: int) -> Iterator[tuple[str, Array]]:
+        for name, weight in names.items():
+            yield name, self._weights.load({weight: (size,)}).numpy()
 
-    def bias(self, parts: Mapping[str, tuple[int, ...]]) -> Array:
-        return _padded(self.floats(parts))
+    def reading(self, parts: Sizes, norm: str, order: npt.NDArray[np.intp] | None = None) -> Array:
+        groups = self._groups(parts)
+        return _packed(groups if order is None else groups.rows(order))
+
+    def writing(self, name: str, size: tuple[int, int], *, in_blocks: bool) -> Array:
+        return _packed(self._groups({name: size}))
+
+    def written_bias(self, name: str, size: int) -> Tensor:
+        return self._weights.load({name: (size,)})
+
+    def _groups(self, parts: Sizes) -> Groups:
+        return self._weights.load_groups(parts, self._bits)
+
+
+def _packed(groups: Groups) -> Array:
+    packed: Array = pack(groups.q, groups.scales, groups.offsets, 4 if groups.q.max(initial=0) < 16 else 8).data.numpy()
+    return packed
 
 
 def _padded(bias: Tensor) -> Array:
@@ -107,7 +143,6 @@ def _padded(bias: Tensor) -> Array:
     return padded
 
 
-def _in_turn(first: Groups, second: Groups) -> Groups:
-    """Two weights' rows, a panel of the one and a panel of the other in turn."""
-    order = np.arange(2 * len(first.q)).reshape(2, -1, PANEL).transpose(1, 0, 2).ravel()
-    return joined((first, second)).rows(order)
+def _in_turn(rows: int) -> npt.NDArray[np.intp]:
+    """The order of two weights' rows: a panel of the one and a panel of the other in turn."""
+    return np.arange(2 * rows).reshape(2, -1, PANEL).transpose(1, 0, 2).ravel()

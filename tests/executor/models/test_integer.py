@@ -1,6 +1,7 @@
 """Models in integers: the arithmetic written plainly, the families, and weights that do not fit."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ import torch
 
 from services.executor.batch import ForwardBatch
 from services.executor.factory import LoadedModel, load_model
+from services.executor.kernels import tiles
 from services.executor.kernels.cached_attention import Kind
 from services.executor.kv_cache import RecordCache
 from shared.errors import ConfigError, ModelError
 from tests.executor.conftest import INTEGER, SMALL, TinyFolder
-from tests.executor.models.integer_reference import IntegerReference
+from tests.executor.models.integer_reference import GroupReference, RowReference
 
 TOKENS = [7, 300, 12, 12, 5, 99, 250, 1, 383, 42] * 4
 LONG = [*TOKENS, *TOKENS[3:], *TOKENS[6:], 8, *TOKENS]
@@ -43,32 +45,65 @@ def logits(
     return torch.cat(rows)
 
 
+def reference(folder: Path, weights: str, cache: Kind) -> GroupReference:
+    return RowReference(folder, cache) if weights == "int8" else GroupReference(folder, None, cache)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("cache", ["int8", "float32"])
-def test_logits_are_those_of_the_arithmetic_written_plainly(family: str, cache: Kind, tiny_folder: TinyFolder) -> None:
+@pytest.mark.parametrize("weights", ["int8", "stored"])
+def test_logits_are_those_of_the_arithmetic_written_plainly(
+    weights: str, family: str, cache: Kind, tiny_folder: TinyFolder
+) -> None:
     folder = tiny_folder(family)
-    found = logits(load_model(folder, "tiny", replace(INTEGER, kv_dtype=cache)), LONG).double()
-    expected = IntegerReference(folder, None, cache).logits(LONG)
+    settings = replace(INTEGER, dtype=weights, kv_dtype=cache)
+    found = logits(load_model(folder, "tiny", settings), LONG).double()
+    expected = reference(folder, weights, cache).logits(LONG)
     # A number on the edge between two bytes may fall to either, which moves some logits by a little.
     error = (found - expected).abs()
     assert error.median() < 0.01 * expected.std()
     assert error.max() < 0.2 * expected.std()
 
 
-def test_an_untied_head_and_every_bias_are_used(tiny_folder: TinyFolder) -> None:
+@pytest.mark.parametrize("weights", ["int8", "stored"])
+def test_an_untied_head_and_every_bias_are_used(weights: str, tiny_folder: TinyFolder) -> None:
     folder = tiny_folder("llama", tie_word_embeddings=False, attention_bias=True, mlp_bias=True)
-    found = logits(load_model(folder, "tiny", INTEGER), TOKENS).double()
-    expected = IntegerReference(folder, None, "int8").logits(TOKENS)
+    found = logits(load_model(folder, "tiny", replace(INTEGER, dtype=weights)), TOKENS).double()
+    expected = reference(folder, weights, "int8").logits(TOKENS)
     assert (found - expected).abs().median() < 0.01 * expected.std()
 
 
 def test_four_bits_are_four_bits(tiny_folder: TinyFolder) -> None:
     folder = tiny_folder("llama")
     found = logits(load_model(folder, "tiny", replace(INTEGER, dtype="int4")), TOKENS).double()
-    expected = IntegerReference(folder, 4, "int8").logits(TOKENS)
+    expected = GroupReference(folder, 4, "int8").logits(TOKENS)
     assert (found - expected).abs().median() < 0.01 * expected.std()
-    in_eight = logits(load_model(folder, "tiny", INTEGER), TOKENS).double()
+    in_eight = logits(load_model(folder, "tiny", replace(INTEGER, dtype="stored")), TOKENS).double()
     assert (in_eight - expected).abs().median() > 0.05 * expected.std()
+
+
+@pytest.mark.skipif(not tiles.can_use_tiles(), reason="this processor has no tile registers")
+@pytest.mark.parametrize("weights", ["int8", "stored"])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_tile_registers_change_no_bit(
+    weights: str, head_dim: int, tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, settings = tiny_folder("qwen3", head_dim=head_dim), replace(INTEGER, dtype=weights)
+    by_tiles = load_model(folder, "tiny", settings)
+    monkeypatch.setattr(tiles, "can_use_tiles", lambda: False)
+    without = load_model(folder, "tiny", settings)
+    assert torch.equal(logits(by_tiles, LONG), logits(without, LONG))
+
+
+@pytest.mark.parametrize("cache", ["int8", "float32"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_heads_may_be_wider(head_dim: int, cache: Kind, tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("llama", head_dim=head_dim)
+    found = logits(load_model(folder, "tiny", replace(INTEGER, kv_dtype=cache)), LONG).double()
+    expected = RowReference(folder, cache).logits(LONG)
+    error = (found - expected).abs()
+    assert error.median() < 0.01 * expected.std()
+    assert error.max() < 0.2 * expected.std()
 
 
 @pytest.mark.parametrize("cache", ["int8", "float32"])
@@ -81,10 +116,12 @@ def test_what_nobody_has_written_is_never_used(cache: Kind, tiny_folder: TinyFol
     assert torch.equal(logits(loaded, LONG), expected)
 
 
-@pytest.mark.parametrize("cache", ["int8", "float32"])
+@pytest.mark.parametrize(("cache", "head_dim"), [("int8", 16), ("int8", 64), ("float32", 16)])
 @pytest.mark.parametrize("split", [1, 15, 16, 17, 63, 64, 65, 100, 128, 150])
-def test_a_prefix_in_the_cache_gives_the_same_bits(cache: Kind, split: int, tiny_folder: TinyFolder) -> None:
-    loaded = load_model(tiny_folder("qwen2"), "tiny", replace(INTEGER, kv_dtype=cache))
+def test_a_prefix_in_the_cache_gives_the_same_bits(
+    cache: Kind, head_dim: int, split: int, tiny_folder: TinyFolder
+) -> None:
+    loaded = load_model(tiny_folder("llama", head_dim=head_dim), "tiny", replace(INTEGER, kv_dtype=cache))
     expected = logits(loaded, LONG)
     logits(loaded, LONG[:split], blocks=BLOCKS[::-1])
     rest = logits(loaded, LONG, start=split, blocks=BLOCKS[::-1])

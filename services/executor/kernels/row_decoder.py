@@ -1,0 +1,145 @@
+"""The decoder's arithmetic for weights with one scale a row: a token has one step, or one for a block of the middle."""
+
+from typing import Any, Final
+
+from services.executor.kernels import row_linear
+from services.executor.kernels.decoder import ATTENDED, MIDDLE, Arithmetic, make_take_part
+from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
+from services.executor.kernels.jit import nested, single
+from services.executor.kernels.quantize import add_row, silu_mul_floats
+from services.executor.kernels.row_linear import row_product
+from services.executor.kernels.row_quantize import MIDDLE_BLOCK, normalize_whole_row, quantize_block, unpack_embedding
+from services.executor.kernels.team import Words, first_step, next_step
+
+SCRATCH_BYTES: Final = row_linear.SCRATCH_BYTES + row_linear.TOKENS * 4 * (2 * row_linear.PANEL + MIDDLE_BLOCK)
+"""Memory of a thread's own: of the product, gate and up, and a block of the middle."""
+
+
+@nested
+def _embed(parts: Parts, shape: Shape, token: int, place: int) -> None:
+    unpack_embedding(parts.embedding[0].address + token * (64 + shape.hidden_groups * 32), shape.hidden_groups, place)
+
+
+@nested
+def _runs(groups: int) -> Any:
+    """Groups of 32 columns as runs of 64."""
+    return (groups + 1) // 2
+
+
+@nested
+def _normalize(residual: int, _norm: int, parts: Parts, shape: Shape, work: Work, row: int) -> None:
+    u = work.ints.ctypes.data + row * _runs(shape.hidden_groups) * 64
+    step = work.steps.ctypes.data + row * 4
+    normalize_whole_row(residual, shape.hidden_groups, parts.norm_facts.ctypes.data, u, step)
+
+
+@nested
+def _quantize(shape: Shape, work: Work, row: int) -> None:
+    groups = shape.num_heads * shape.head_dim // 32
+    u, step = work.ints.ctypes.data + row * _runs(groups) * 64, work.steps.ctypes.data + row * 4
+    quantize_block(work.attended.ctypes.data + row * groups * 128, groups, u, step)
+
+
+@nested
+def _multiply(
+    weight: Any,
+    source: int,
+    panels: tuple[int, int],
+    out: int,
+    width: int,
+    num_tokens: int,
+    shape: Shape,
+    work: Work,
+    scratch: int,
+) -> None:
+    runs, u, steps = _runs(shape.hidden_groups), work.ints.ctypes.data, work.steps.ctypes.data
+    if source == ATTENDED:
+        runs = _runs(shape.num_heads * shape.head_dim // 32)
+    per_block = runs
+    if source == MIDDLE:
+        runs, u, steps = _runs(shape.intermediate_groups), work.middle_ints.ctypes.data, work.middle_steps.ctypes.data
+        per_block = 2
+    num_blocks = (runs + per_block - 1) // per_block
+    panel_bytes = 128 * (1 + num_blocks) + 2048 * runs
+    for panel in range(panels[0], panels[1]):
+        row_product(
+            u,
+            runs * 64,
+            steps,
+            num_blocks * 4,
+            weight.address + panel * panel_bytes,
+            runs,
+            per_block,
+            out + panel * 128,
+            width * 4,
+            num_tokens,
+            shape.has_tiles,
+            scratch,
+        )
+
+
+@nested
+def _num_pieces(shape: Shape) -> Any:
+    """Blocks of the middle."""
+    return (shape.intermediate_groups + 3) // 4
+
+
+@nested
+def _gate_and_up(block: int, weight: Any, shape: Shape, inputs: Inputs, work: Work, scratch: int) -> None:
+    """silu(gate) · up as bytes, a block of them, for as many tokens at a time as tiles take."""
+    for first in range(0, inputs.counts[0], 32):
+        _gate_and_up_of(first, min(32, inputs.counts[0] - first), block, weight, shape, work, scratch)
+
+
+@nested
+def _gate_and_up_of(first: int, count: int, block: int, weight: Any, shape: Shape, work: Work, scratch: int) -> None:
+    """For `count` tokens from `first` on."""
+    hidden_runs, middle_runs, blocks = _runs(shape.hidden_groups), _runs(shape.intermediate_groups), _num_pieces(shape)
+    num_groups = min(4, shape.intermediate_groups - 4 * block)
+    u, steps = work.ints.ctypes.data + first * hidden_runs * 64, work.steps.ctypes.data + first * 4
+    panel_bytes = 256 + 2048 * hidden_runs
+    products = scratch + 8192
+    middle = products + 32 * 256
+    for group in range(num_groups):
+        for part in range(2):
+            panel, at = 8 * block + 2 * group + part, products + part * 128
+            place = weight.address + panel * panel_bytes
+            row_product(
+                u, hidden_runs * 64, steps, 4, place, hidden_runs, hidden_runs, at, 256, count, shape.has_tiles, scratch
+            )
+            if weight.bias:
+                for token in range(count):
+                    add_row(weight.bias + panel * 128, at + token * 256, 1)
+        for token in range(count):
+            gate = products + token * 256
+            silu_mul_floats(gate, gate + 128, middle + token * 512 + group * 128)
+    for token in range(count):
+        row = first + token
+        at = work.middle_ints.ctypes.data + row * middle_runs * 64 + block * 128
+        step = work.middle_steps.ctypes.data + (row * blocks + block) * 4
+        quantize_block(middle + token * 512, num_groups, at, step)
+
+
+_ARITHMETIC = Arithmetic(_embed, _normalize, _quantize, _multiply, _num_pieces, _gate_and_up)
+_take_part_int8 = make_take_part("int8", _ARITHMETIC)
+_take_part_float32 = make_take_part("float32", _ARITHMETIC)
+
+
+@single
+def decode_int8(team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work) -> None:
+    """The kernel of a team, for a cache in int8."""
+    step = first_step(team, thread)
+    while step >= 0:
+        _take_part_int8(team, thread, parts, layers, shape, inputs, work)
+        step = next_step(team, thread, step)
+
+
+@single
+def decode_float32(
+    team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work
+) -> None:
+    """The kernel of a team, for a cache in float32."""
+    step = first_step(team, thread)
+    while step >= 0:
+        _take_part_float32(team, thread, parts, layers, shape, inputs, work)
+        step = next_step(team, thread, step)
