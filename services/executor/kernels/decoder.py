@@ -27,15 +27,20 @@ from services.executor.kernels.cached_attention import Kind
 from services.executor.kernels.decoder_attention import make_attention
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
 from services.executor.kernels.jit import nested
-from services.executor.kernels.memory import cycles
+from services.executor.kernels.memory import cycles, plain
 from services.executor.kernels.quantize import add_row
 from services.executor.kernels.team import Words, barrier, claim, run_length
 
 NUM_PHASES_PER_LAYER: Final = 9
-HIDDEN: Final = 0
-ATTENDED: Final = 1
-MIDDLE: Final = 2
-"""Which bytes a product reads: of the normalized residual, of attention, of silu(gate) · up."""
+ROWS: Final = 0
+QKV: Final = 1
+CACHE: Final = 2
+ATTENTION: Final = 3
+OUTPUT: Final = 4
+GATE_AND_UP: Final = 5
+DOWN: Final = 6
+HEAD: Final = 7
+"""Places in PHASES."""
 
 
 class Arithmetic(NamedTuple):
@@ -48,8 +53,8 @@ class Arithmetic(NamedTuple):
     quantize: Any
     """`quantize(shape, work, row)`: a row of what attention gave, as bytes."""
     multiply: Any
-    """`multiply(weight, source, panels, out, width, num_tokens, shape, work, scratch)`: panels from `panels[0]` up to
-    `panels[1]` of a product of `source`'s bytes; `out` has rows of `width` floats."""
+    """`multiply(weight, panels, out, width, num_tokens, shape, work, scratch)`: panels from `panels[0]` up to
+    `panels[1]` of a product; `out` has rows of `width` floats."""
     num_pieces: Any
     """`num_pieces(shape)`: into how many the phase of gate and up falls."""
     gate_and_up: Any
@@ -76,43 +81,43 @@ def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
     def take_part(
         team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
-        num_tokens, delta = inputs.counts[0], work.delta.ctypes.data
+        num_tokens, delta = inputs.counts[0], plain(work.delta.ctypes.data)
         hidden = shape.hidden_groups * 32
         if thread == 0:
             work.spent[8] = cycles()
         if shape.has_tiles:
             tiles.begin(shape.tile_shapes)
         embed(team, 0, parts, shape, inputs, work)
-        _end_phase(team, thread, 0, work)
+        _end_phase(team, thread, plain(ROWS), work)
         for number in range(len(layers)):
             layer, phase = layers[number], 1 + 9 * number
             normalize(team, phase, layer.input_norm, number > 0, parts, shape, inputs, work)
-            _end_phase(team, thread, 0, work)
-            qkv = work.qkv.ctypes.data
-            multiply(team, phase + 1, thread, layer.qkv, HIDDEN, qkv, shape.qkv_width, num_tokens, shape, work)
-            _end_phase(team, thread, 1, work)
+            _end_phase(team, thread, plain(ROWS), work)
+            qkv = plain(work.qkv.ctypes.data)
+            multiply(team, phase + 1, thread, layer.qkv, qkv, shape.qkv_width, num_tokens, shape, work)
+            _end_phase(team, thread, plain(QKV), work)
             rotate_and_store(team, phase + 2, parts, layer, shape, inputs, work)
-            _end_phase(team, thread, 2, work)
+            _end_phase(team, thread, plain(CACHE), work)
             attend(team, phase + 3, thread, parts, layer, shape, inputs, work)
-            _end_phase(team, thread, 3, work)
+            _end_phase(team, thread, plain(ATTENTION), work)
             quantize(team, phase + 4, shape, inputs, work)
-            _end_phase(team, thread, 0, work)
-            multiply(team, phase + 5, thread, layer.output, ATTENDED, delta, hidden, num_tokens, shape, work)
-            _end_phase(team, thread, 4, work)
-            normalize(team, phase + 6, layer.post_attention_norm, True, parts, shape, inputs, work)
-            _end_phase(team, thread, 0, work)
+            _end_phase(team, thread, plain(ROWS), work)
+            multiply(team, phase + 5, thread, layer.output, delta, hidden, num_tokens, shape, work)
+            _end_phase(team, thread, plain(OUTPUT), work)
+            normalize(team, phase + 6, layer.post_attention_norm, number >= 0, parts, shape, inputs, work)
+            _end_phase(team, thread, plain(ROWS), work)
             gate_and_up(team, phase + 7, thread, layer.gate_up, shape, inputs, work)
-            _end_phase(team, thread, 5, work)
-            multiply(team, phase + 8, thread, layer.down, MIDDLE, delta, hidden, num_tokens, shape, work)
-            _end_phase(team, thread, 6, work)
+            _end_phase(team, thread, plain(GATE_AND_UP), work)
+            multiply(team, phase + 8, thread, layer.down, delta, hidden, num_tokens, shape, work)
+            _end_phase(team, thread, plain(DOWN), work)
         phase = 1 + 9 * len(layers)
         gather(team, phase, parts, shape, inputs, work)
-        _end_phase(team, thread, 0, work)
-        logits, num_logits = work.logits.ctypes.data, inputs.counts[2]
-        multiply(team, phase + 1, thread, parts.head[0], HIDDEN, logits, shape.vocab_size, num_logits, shape, work)
+        _end_phase(team, thread, plain(ROWS), work)
+        logits, num_logits = plain(work.logits.ctypes.data), inputs.counts[2]
+        multiply(team, phase + 1, thread, parts.head[0], logits, shape.vocab_size, num_logits, shape, work)
         if shape.has_tiles:
             tiles.end(0)
-        _end_phase(team, thread, 7, work)
+        _end_phase(team, thread, plain(HEAD), work)
 
     return take_part
 
@@ -125,7 +130,7 @@ def _make_row_phases(arithmetic: Arithmetic) -> tuple[Any, Any, Any, Any]:
     def embed(team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work) -> None:
         row = claim(team, phase)
         while row < inputs.counts[0]:
-            place = work.residual.ctypes.data + row * shape.hidden_groups * 128
+            place = plain(work.residual.ctypes.data) + row * shape.hidden_groups * 128
             embed_row(parts, shape, inputs.token_ids[row], place)
             row = claim(team, phase)
 
@@ -139,7 +144,7 @@ def _make_row_phases(arithmetic: Arithmetic) -> tuple[Any, Any, Any, Any]:
         first = claim(team, phase) * run
         while first < num_tokens:
             for row in range(first, min(first + run, num_tokens)):
-                residual = work.residual.ctypes.data + row * groups * 128
+                residual = plain(work.residual.ctypes.data) + row * groups * 128
                 if adds:
                     add_row(work.delta.ctypes.data + row * groups * 128, residual, groups)
                 normalize_row(residual, norm, parts, shape, work, row)
@@ -162,9 +167,9 @@ def _make_row_phases(arithmetic: Arithmetic) -> tuple[Any, Any, Any, Any]:
         number = claim(team, phase)
         while number < inputs.counts[2]:
             row = inputs.logits_rows[number]
-            residual = work.residual.ctypes.data + row * groups * 128
+            residual = plain(work.residual.ctypes.data) + row * groups * 128
             add_row(work.delta.ctypes.data + row * groups * 128, residual, groups)
-            normalize_row(residual, parts.norm.ctypes.data, parts, shape, work, number)
+            normalize_row(residual, plain(parts.norm.ctypes.data), parts, shape, work, number)
             number = claim(team, phase)
 
     return embed, gather, normalize, quantize
@@ -180,7 +185,6 @@ def _make_product_phases(arithmetic: Arithmetic) -> tuple[Any, Any]:
         phase: int,
         thread: int,
         weight: Any,
-        source: int,
         out: int,
         width: int,
         num_tokens: int,
@@ -188,13 +192,13 @@ def _make_product_phases(arithmetic: Arithmetic) -> tuple[Any, Any]:
         work: Work,
     ) -> None:
         """out [tokens, width] = weight · bytes, plus the weight's bias if it has one; `width` is whole panels."""
-        scratch = work.scratch.ctypes.data + thread * work.scratch.shape[1]
+        scratch = plain(work.scratch.ctypes.data) + thread * work.scratch.shape[1]
         num_panels = width // 32
         run = run_length(team, num_panels)
         first = claim(team, phase) * run
         while first < num_panels:
             panels = first, min(first + run, num_panels)
-            multiply_panels(weight, source, panels, out, width, num_tokens, shape, work, scratch)
+            multiply_panels(weight, panels, out, width, num_tokens, shape, work, scratch)
             if weight.bias:
                 for token in range(num_tokens):
                     add_row(weight.bias + first * 128, out + first * 128 + token * width * 4, panels[1] - first)
@@ -204,7 +208,7 @@ def _make_product_phases(arithmetic: Arithmetic) -> tuple[Any, Any]:
     def gate_and_up(
         team: Words, phase: int, thread: int, weight: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
-        scratch = work.scratch.ctypes.data + thread * work.scratch.shape[1]
+        scratch = plain(work.scratch.ctypes.data) + thread * work.scratch.shape[1]
         pieces = num_pieces(shape)
         run = run_length(team, pieces)
         first = claim(team, phase) * run

@@ -23,7 +23,7 @@ from services.executor.kernels.cached_attention import (
 from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
 from services.executor.kernels.decoder_look import Keys, Queries, make_layout, make_look, place_queries
 from services.executor.kernels.jit import Floats, nested
-from services.executor.kernels.memory import load_float, store_float
+from services.executor.kernels.memory import load_float, plain, store_float
 from services.executor.kernels.team import Words, claim, num_threads, run_length
 
 
@@ -121,12 +121,6 @@ def _make_take_queries(kind: Kind) -> Any:
 
 
 @nested
-def _wide(number: int) -> Any:
-    """A number of an array as Python's are: the parts of a tuple must be of one type wherever it is made."""
-    return np.int64(number)
-
-
-@nested
 def _rows_of(queries: Queries, first: int, rows: int, head_dim: int, item: int) -> Queries:
     """Some of the queries."""
     return Queries(
@@ -150,14 +144,14 @@ def _first_keys(number: int, shape: Shape, inputs: Inputs) -> Keys:
     first_member, _, shared = inputs.pieces[number // shape.num_kv_heads]
     sequence, _, count, position = inputs.members[first_member]
     end = shared if shared > 0 else position + count
-    return Keys(_wide(sequence), number % shape.num_kv_heads, 0, _wide(end))
+    return Keys(plain(sequence), number % shape.num_kv_heads, 0, plain(end))
 
 
 @nested
 def _own_keys(number: int, head: int, shared: int, inputs: Inputs) -> Keys:
     """What a member looks at by itself."""
     sequence, _, count, position = inputs.members[number]
-    return Keys(_wide(sequence), head, _wide(shared), _wide(position + count))
+    return Keys(plain(sequence), head, plain(shared), plain(position + count))
 
 
 @nested
@@ -203,9 +197,9 @@ def _make_attend(kind: Kind, values_offset: Any) -> Any:
             take_queries(own, first, head, parts, shape, work)
             row += count * group
         if shared > 0:
-            keys = Keys(_wide(inputs.members[first_member, 0]), head, 0, _wide(shared))
+            keys = Keys(plain(inputs.members[first_member, 0]), head, 0, plain(shared))
             its_own = _own_keys(first_member, head, shared, inputs)
-            look(queries, keys, its_own, following, shared, queries.rows, layer, shape, inputs)
+            look(queries, keys, its_own, following, plain(shared), queries.rows, layer, shape, inputs)
         row = 0
         for number in range(first_member, end_member):
             _, first, count, position = inputs.members[number]
@@ -214,7 +208,7 @@ def _make_attend(kind: Kind, values_offset: Any) -> Any:
             if number + 1 < end_member:
                 later = _own_keys(number + 1, head, shared, inputs)
             keys = _own_keys(number, head, shared, inputs)
-            look(own, keys, later, following, position + 1, group, layer, shape, inputs)
+            look(own, keys, later, following, plain(position) + 1, group, layer, shape, inputs)
             finish(own, first, head, shape, work)
             row += count * group
 

@@ -1,14 +1,20 @@
 """What the integer decoder works on: a model's weights by address, a step's inputs, and the memory between phases."""
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.executor.kernels.jit import Floats, Ints, Longs
 
-Weight = np.dtype([("address", np.int64), ("bits", np.int64), ("bias", np.int64)])
-"""A packed weight (see `grouped_linear`; `row_linear`, without bits), and the address of its bias, or 0."""
+HIDDEN: Final = 0
+ATTENDED: Final = 1
+MIDDLE: Final = 2
+"""Which bytes a product reads: of the normalized residual, of attention, of silu(gate) · up."""
+
+Weight = np.dtype([("address", np.int64), ("bits", np.int64), ("bias", np.int64), ("source", np.int64)])
+"""A packed weight (see `grouped_linear`; `row_linear`, without bits), the address of its bias, or 0, and what it reads.
+"""
 
 Layer = np.dtype(
     [

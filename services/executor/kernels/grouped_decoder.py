@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from services.executor.kernels.decoder import ATTENDED, MIDDLE, Arithmetic, make_take_part
-from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
+from services.executor.kernels.decoder import Arithmetic, make_take_part
+from services.executor.kernels.decoder_data import ATTENDED, MIDDLE, Inputs, Parts, Shape, Work
 from services.executor.kernels.grouped_linear import panel_for, panel_product, unpack_row
 from services.executor.kernels.jit import nested, single
 from services.executor.kernels.quantize import add_row, normalize_row, quantize_row, silu_mul_group
@@ -33,7 +33,6 @@ def _quantize(shape: Shape, work: Work, row: int) -> None:
 @nested
 def _multiply(
     weight: Any,
-    source: int,
     panels: tuple[int, int],
     out: int,
     width: int,
@@ -43,9 +42,9 @@ def _multiply(
     scratch: int,
 ) -> None:
     groups, ints, steps = shape.hidden_groups, work.ints.ctypes.data, work.steps.ctypes.data
-    if source == ATTENDED:
+    if weight.source == ATTENDED:
         groups = shape.num_heads * shape.head_dim // 32
-    elif source == MIDDLE:
+    elif weight.source == MIDDLE:
         groups, ints, steps = shape.intermediate_groups, work.middle_ints.ctypes.data, work.middle_steps.ctypes.data
     for panel in range(panels[0], panels[1]):
         at, bits = panel_for(weight.address, weight.bits, groups, panel, num_tokens, scratch)

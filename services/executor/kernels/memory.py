@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from services.executor.kernels.jit import nested
 
 _FLOAT = ir.FloatType()
 _BYTE = ir.IntType(8)
@@ -73,3 +76,10 @@ def cycles(_typing_context: Any) -> Any:
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
 
     return types.int64(), generate
+
+
+@nested
+def plain(number: int) -> Any:
+    """A number as int64. What is called with constants, with numbers of arrays and with addresses, which are unsigned,
+    is compiled for each kind otherwise."""
+    return np.int64(number)

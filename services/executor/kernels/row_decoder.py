@@ -3,9 +3,10 @@
 from typing import Any, Final
 
 from services.executor.kernels import row_linear
-from services.executor.kernels.decoder import ATTENDED, MIDDLE, Arithmetic, make_take_part
-from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
+from services.executor.kernels.decoder import Arithmetic, make_take_part
+from services.executor.kernels.decoder_data import ATTENDED, MIDDLE, Inputs, Parts, Shape, Work
 from services.executor.kernels.jit import nested, single
+from services.executor.kernels.memory import plain
 from services.executor.kernels.quantize import add_row, silu_mul_floats
 from services.executor.kernels.row_linear import row_product
 from services.executor.kernels.row_quantize import MIDDLE_BLOCK, normalize_whole_row, quantize_block, unpack_embedding
@@ -43,7 +44,6 @@ def _quantize(shape: Shape, work: Work, row: int) -> None:
 @nested
 def _multiply(
     weight: Any,
-    source: int,
     panels: tuple[int, int],
     out: int,
     width: int,
@@ -52,12 +52,13 @@ def _multiply(
     work: Work,
     scratch: int,
 ) -> None:
-    runs, u, steps = _runs(shape.hidden_groups), work.ints.ctypes.data, work.steps.ctypes.data
-    if source == ATTENDED:
+    runs, u, steps = _runs(shape.hidden_groups), plain(work.ints.ctypes.data), plain(work.steps.ctypes.data)
+    if weight.source == ATTENDED:
         runs = _runs(shape.num_heads * shape.head_dim // 32)
     per_block = runs
-    if source == MIDDLE:
-        runs, u, steps = _runs(shape.intermediate_groups), work.middle_ints.ctypes.data, work.middle_steps.ctypes.data
+    if weight.source == MIDDLE:
+        runs, u = _runs(shape.intermediate_groups), plain(work.middle_ints.ctypes.data)
+        steps = plain(work.middle_steps.ctypes.data)
         per_block = 2
     num_blocks = (runs + per_block - 1) // per_block
     panel_bytes = 128 * (1 + num_blocks) + 2048 * runs
@@ -96,7 +97,8 @@ def _gate_and_up_of(first: int, count: int, block: int, weight: Any, shape: Shap
     """For `count` tokens from `first` on."""
     hidden_runs, middle_runs, blocks = _runs(shape.hidden_groups), _runs(shape.intermediate_groups), _num_pieces(shape)
     num_groups = min(4, shape.intermediate_groups - 4 * block)
-    u, steps = work.ints.ctypes.data + first * hidden_runs * 64, work.steps.ctypes.data + first * 4
+    u = plain(work.ints.ctypes.data) + first * hidden_runs * 64
+    steps = plain(work.steps.ctypes.data) + first * 4
     panel_bytes = 256 + 2048 * hidden_runs
     products = scratch + 8192
     middle = products + 32 * 256
@@ -105,7 +107,18 @@ def _gate_and_up_of(first: int, count: int, block: int, weight: Any, shape: Shap
             panel, at = 8 * block + 2 * group + part, products + part * 128
             place = weight.address + panel * panel_bytes
             row_product(
-                u, hidden_runs * 64, steps, 4, place, hidden_runs, hidden_runs, at, 256, count, shape.has_tiles, scratch
+                u,
+                hidden_runs * 64,
+                steps,
+                plain(4),
+                place,
+                hidden_runs,
+                hidden_runs,
+                at,
+                plain(256),
+                count,
+                shape.has_tiles,
+                scratch,
             )
             if weight.bias:
                 for token in range(count):

@@ -17,7 +17,18 @@ from services.executor.batch import ForwardBatch
 from services.executor.kernels import cached_attention, grouped_decoder, row_decoder, tiles
 from services.executor.kernels.cached_attention import TOKENS
 from services.executor.kernels.decoder import NUM_PHASES_PER_LAYER
-from services.executor.kernels.decoder_data import PHASES, Inputs, Layer, Parts, Shape, Weight, Work
+from services.executor.kernels.decoder_data import (
+    ATTENDED,
+    HIDDEN,
+    MIDDLE,
+    PHASES,
+    Inputs,
+    Layer,
+    Parts,
+    Shape,
+    Weight,
+    Work,
+)
 from services.executor.kernels.decoder_look import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.grouped_linear import PANEL, record_bytes, wide_bytes
 from services.executor.kernels.quantize import GROUP
@@ -154,8 +165,8 @@ class IntegerModel:
 
 
 def _load_layer(layer: Any, arrays: Arrays, number: int) -> None:
-    for name in ("qkv", "output", "gate_up", "down"):
-        _place(layer[name], arrays, f"layers.{number}.{name}")
+    for name, source in (("qkv", HIDDEN), ("output", ATTENDED), ("gate_up", HIDDEN), ("down", MIDDLE)):
+        _place(layer[name], arrays, f"layers.{number}.{name}", source)
     for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm"):
         if (norm := arrays.get(f"layers.{number}.{name}")) is not None:
             layer[name] = norm.ctypes.data
@@ -163,8 +174,8 @@ def _load_layer(layer: Any, arrays: Arrays, number: int) -> None:
 
 def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable) -> Parts:
     embedding, head = np.zeros(1, Weight), np.zeros(1, Weight)
-    _place(embedding[0], arrays, "embedding")
-    _place(head[0], arrays, "head" if "head" in arrays else "embedding")
+    _place(embedding[0], arrays, "embedding", HIDDEN)
+    _place(head[0], arrays, "head" if "head" in arrays else "embedding", HIDDEN)
     return Parts(
         embedding=embedding,
         head=head,
@@ -177,10 +188,11 @@ def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable) -> Part
     )
 
 
-def _place(place: Any, arrays: Arrays, name: str) -> None:
-    """Say in `place` where a weight and its bias are."""
+def _place(place: Any, arrays: Arrays, name: str, source: int) -> None:
+    """Say in `place` where a weight and its bias are, and what it reads."""
     weight, bias = arrays[name], arrays.get(f"{name}.bias")
     place["address"], place["bits"] = weight.ctypes.data, 4 if weight.shape[-1] == record_bytes(4) else 8
+    place["source"] = source
     place["bias"] = 0 if bias is None else bias.ctypes.data
 
 

@@ -151,7 +151,7 @@ def _weights_in_16_bits(scores: Tensor, steps: Tensor) -> Tensor:
     """Softmax, each tile of 64 weights rounded once it was multiplied by its values' steps [heads, keys]."""
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     rounded = []
-    for of_tile, step in zip(weights.split(64, dim=-1), steps.unsqueeze(1).split(64, dim=-1), strict=True):
+    for of_tile, step in zip(torch.split(weights, 64, -1), torch.split(steps.unsqueeze(1), 64, -1), strict=True):
         units = (of_tile * step).amax(-1, keepdim=True).clamp(min=1e-300) / 65535
         rounded.append(torch.round(of_tile * step / units) * units / step)
     return torch.cat(rounded, dim=-1) / weights.sum(-1, keepdim=True)
