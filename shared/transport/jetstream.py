@@ -10,7 +10,7 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 from nats.js.client import JetStreamContext
-from nats.js.kv import KeyValue
+from nats.js.kv import KV_DEL, KV_PURGE, KeyValue
 
 from shared.errors import BucketUnavailable, LedgerUnavailable, PayloadTooLarge, ShoalError
 from shared.transport.protocol import num_bytes
@@ -91,18 +91,24 @@ class JetStreamBucket(_Kept):
 
     async def entries(self) -> dict[str, bytes]:
         """All that is kept: nothing, as long as nobody has made the bucket."""
-        found: dict[str, bytes] = {}
         with self._unavailable():
             bucket = await self._find()
             if bucket is None:
-                return found
-            watcher: Any = await bucket.watchall(ignore_deletes=True)  # has no types
+                return {}
+            # The watcher calls it an end when all has been sent, though it may not have come; so keys are counted too.
+            num_keys = (await bucket.status()).values
+            entries: dict[str, KeyValue.Entry] = {}
+            is_end = False
+            watcher: Any = await bucket.watchall()  # has no types
             try:
-                while (entry := await watcher.updates(_TIMEOUT_S)) is not _END_OF_STREAM:
-                    found[entry.key] = entry.value or b""
+                while not is_end or len(entries) < num_keys:
+                    if (entry := await watcher.updates(_TIMEOUT_S)) is _END_OF_STREAM:
+                        is_end = True
+                    else:
+                        entries[entry.key] = entry
             finally:
                 await watcher.stop()
-        return found
+        return {key: entry.value or b"" for key, entry in entries.items() if entry.operation not in (KV_DEL, KV_PURGE)}
 
     async def _find(self) -> KeyValue | None:
         """The bucket, if there is one; asked for each time, because a server that was set up anew has none."""

@@ -1,10 +1,12 @@
 """What every bucket promises: one suite for those in memory and those in JetStream of a real server."""
 
 import uuid
+from typing import Any
 
 import nats
 import pytest
 from nats.js.errors import BucketNotFoundError
+from nats.js.kv import KeyValue
 
 from shared.errors import BucketUnavailable
 from shared.transport import Bucket, Transport
@@ -75,6 +77,33 @@ async def test_values_outlive_the_server(private_nats_server: NatsServer, name: 
     assert await other.bucket(name).entries() == {"a": b"1"}
     await transport.close()
     await other.close()
+
+
+async def test_what_the_server_has_sent_is_waited_for(
+    nats_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client library says that this was all when nothing is left to be sent, also if nothing has come yet."""
+    watch = KeyValue.watchall
+
+    async def watch_in_haste(bucket: KeyValue) -> Any:
+        watcher = await watch(bucket)
+        updates, is_first = watcher.updates, True
+
+        async def next_update(timeout: float) -> Any:
+            nonlocal is_first
+            was_first, is_first = is_first, False
+            return None if was_first else await updates(timeout)
+
+        watcher.updates = next_update  # type: ignore[method-assign]
+        return watcher
+
+    monkeypatch.setattr(KeyValue, "watchall", watch_in_haste)
+    transport = NatsTransport(nats_url, name="test")
+    await transport.connect()
+    await transport.bucket(name).put("a", b"1")
+    await transport.bucket(name).put("b", b"2")
+    assert await transport.bucket(name).entries() == {"a": b"1", "b": b"2"}
+    await transport.close()
 
 
 async def test_reading_and_deleting_make_no_bucket(private_nats_server: NatsServer, name: str) -> None:
