@@ -89,10 +89,10 @@ async def test_what_the_server_has_sent_is_waited_for(
         watcher = await watch(bucket)
         updates, is_first = watcher.updates, True
 
-        async def next_update(timeout: float) -> Any:
+        async def next_update(patience_s: Any) -> Any:
             nonlocal is_first
             was_first, is_first = is_first, False
-            return None if was_first else await updates(timeout)
+            return None if was_first else await updates(patience_s)
 
         watcher.updates = next_update  # type: ignore[method-assign]
         return watcher
