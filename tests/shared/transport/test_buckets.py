@@ -87,14 +87,15 @@ async def test_what_the_server_has_sent_is_waited_for(
 
     async def watch_in_haste(bucket: KeyValue) -> Any:
         watcher = await watch(bucket)
-        updates, is_first = watcher.updates, True
+        updates: Any = watcher.updates
+        is_first = True
 
         async def next_update(patience_s: Any) -> Any:
             nonlocal is_first
             was_first, is_first = is_first, False
             return None if was_first else await updates(patience_s)
 
-        watcher.updates = next_update  # type: ignore[method-assign]
+        watcher.updates = next_update  # type: ignore[assignment, method-assign]
         return watcher
 
     monkeypatch.setattr(KeyValue, "watchall", watch_in_haste)
