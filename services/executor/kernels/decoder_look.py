@@ -252,7 +252,7 @@ def _make_look_int8(values_offset: Any) -> Any:
         inputs: Inputs,
     ) -> None:
         vectors = shape.head_dim // 16
-        by_tiles = shape.has_tiles and queries.rows >= 8 and vectors % 4 == 0
+        by_tiles = shape.has_tiles and 8 <= queries.rows <= 32 and vectors % 4 == 0
         for tile in range(keys.first, keys.end, 64):
             prepare(queries, keys, following, far, tile, by_tiles, layer, shape, inputs)
             if by_tiles:

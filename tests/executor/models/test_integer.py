@@ -95,10 +95,21 @@ def test_tile_registers_change_no_bit(
     assert torch.equal(logits(by_tiles, LONG), logits(without, LONG))
 
 
+SHAPES: list[dict[str, int]] = [
+    {"head_dim": 64},
+    {"head_dim": 96},
+    {"head_dim": 128},
+    {"hidden_size": 96, "intermediate_size": 160, "vocab_size": 390},
+    {"hidden_size": 160, "intermediate_size": 32, "num_hidden_layers": 1},
+    {"hidden_size": 320, "num_attention_heads": 40, "num_key_value_heads": 1, "head_dim": 64, "num_hidden_layers": 1},
+]
+"""What fills tile registers, what does not, and more heads that share keys than two registers have rows."""
+
+
 @pytest.mark.parametrize("cache", ["int8", "float32"])
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_heads_may_be_wider(head_dim: int, cache: Kind, tiny_folder: TinyFolder) -> None:
-    folder = tiny_folder("llama", head_dim=head_dim)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_models_of_other_shapes_are_computed_too(shape: dict[str, int], cache: Kind, tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("llama", **shape)
     found = logits(load_model(folder, "tiny", replace(INTEGER, kv_dtype=cache)), LONG).double()
     expected = RowReference(folder, cache).logits(LONG)
     error = (found - expected).abs()
