@@ -138,8 +138,12 @@ class Connection(Client):
 
 async def _give_up(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
+        task.add_done_callback(_forget)  # whenever it ends
         task.cancel()
-    done, _ = await asyncio.wait(tasks, timeout=_GIVEN_UP_WITHIN_S)
-    for task in done:
-        if not task.cancelled():
-            task.exception()  # or asyncio complains that nobody asked
+    await asyncio.wait(tasks, timeout=_GIVEN_UP_WITHIN_S)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Ask for its exception, or asyncio complains that nobody has."""
+    if not task.cancelled():
+        task.exception()

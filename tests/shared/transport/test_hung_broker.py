@@ -1,8 +1,11 @@
 """A broker that takes connections and then hangs keeps nobody: not at the start, not in between, not at the end."""
 
 import asyncio
+import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -185,3 +188,30 @@ async def test_what_waited_and_is_larger_than_the_new_server_takes_goes_alone(
     assert await receiver.wait_for(2) == [b"a", b"b"]
     assert transport.num_dropped == 1
     await transport.close()
+
+
+async def test_a_try_that_ends_after_it_was_given_up_is_nobodys_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    complaints: list[dict[str, Any]] = []
+    loop, may_end = asyncio.get_running_loop(), asyncio.Event()
+    loop.set_exception_handler(lambda _loop, context: complaints.append(context))
+
+    async def connect(*_arguments: Any, **_options: Any) -> None:
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):  # as nats-py does now and then
+                await may_end.wait()
+        raise TimeoutError
+
+    async def ignore(_error: Exception) -> None:
+        pass
+
+    monkeypatch.setattr("shared.transport.connection._GIVEN_UP_WITHIN_S", 0.01)
+    monkeypatch.setattr(Connection, "connect", connect)
+    with pytest.raises(TimeoutError, match="no answer within"):
+        await Connection.open(
+            "nats://127.0.0.1:1", within_s=0.01, name="test", answers_under="_", ping_interval_s=1, on_error=ignore
+        )
+    may_end.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()  # asyncio complains when the task goes
+    assert complaints == []
