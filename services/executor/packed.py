@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -112,6 +113,7 @@ class PackedWeights:
 
     def _write(self, place: Path, arrays: Iterable[tuple[str, Array]]) -> Mapping[str, Array]:
         making = Path(tempfile.mkdtemp(prefix="making-", dir=place))
+        making.chmod(stat.S_IMODE(place.stat().st_mode))  # who may read the place may read what is in it
         try:
             index: dict[str, tuple[str, tuple[int, ...], int]] = {}
             with (making / _DATA).open("xb") as data:

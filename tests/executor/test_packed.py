@@ -71,6 +71,15 @@ def test_what_was_kept_is_found_and_mapped(kept: PackedWeights, model: Path) -> 
     assert len(folders(model)) == 1
 
 
+def test_whoever_may_read_the_place_may_read_what_is_kept(kept: PackedWeights, model: Path) -> None:
+    """A store may be written by one user and read by containers that run as another."""
+    (model / "packed").mkdir(mode=0o755)
+    kept.keep(arrays(), 1000)
+    (folder,) = folders(model)
+    assert folder.stat().st_mode & 0o777 == (model / "packed").stat().st_mode & 0o777
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in folder.iterdir())
+
+
 def test_a_second_start_does_not_read_the_weights_and_computes_the_same_bits(tiny_folder: TinyFolder) -> None:
     folder = tiny_folder("qwen3", tie_word_embeddings=False)
     first = logits(load_model(folder, "tiny", INTEGER), LONG)
