@@ -103,19 +103,6 @@ def pack_rows(q: Bytes, scales: npt.NDArray[np.float32], blocks: Blocks) -> npt.
     return data
 
 
-def unpacked(packed: npt.NDArray[np.uint8], rows: int, columns: int, blocks: Blocks) -> tuple[Bytes, Any]:
-    """What `pack_rows` was given: q and scales."""
-    scales = np.ascontiguousarray(packed[:, :_SCALES_BYTES]).view(np.float32).reshape(-1)[:rows]
-    parts, at = [], _SCALES_BYTES
-    for first in range(0, blocks.num_runs, blocks.runs_per_block):
-        num_runs = min(blocks.runs_per_block, blocks.num_runs - first)
-        at += _SCALES_BYTES
-        runs = packed[:, at : at + num_runs * _RUN_BYTES].reshape(-1, num_runs, 2, COLUMNS // 4, PANEL // 2, 4)
-        parts.append(runs.transpose(0, 2, 4, 1, 3, 5).reshape(len(packed) * PANEL, -1))
-        at += num_runs * _RUN_BYTES
-    return np.concatenate(parts, axis=1)[:rows, :columns].view(np.int8), scales
-
-
 @kernel_part
 def _product_of_few(
     v: Vectors,

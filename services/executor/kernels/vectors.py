@@ -18,6 +18,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from services.executor.kernels.loops import Loop
+
 LANES: Final = 16
 """Numbers of 32 bits in a vector: one AVX-512 register, two of AVX2, four of NEON."""
 
@@ -91,7 +93,7 @@ class Vectors:
         return self.builder.mul(*(self.int64(number) if isinstance(number, int) else number for number in (x, y)))
 
     @contextmanager
-    def loop_if_any(self, count: Any, *carried: Any) -> Iterator["Loop"]:
+    def loop_if_any(self, count: Any, *carried: Any) -> Iterator[Loop]:
         """A `loop` whose count may be 0 or less; then `results` are `carried`."""
         before = self.builder.block
         inside, after = self.builder.append_basic_block("any"), self.builder.append_basic_block("none")
@@ -112,7 +114,7 @@ class Vectors:
         loop.carry(*merged)
 
     @contextmanager
-    def loop(self, count: Any, *carried: Any) -> Iterator["Loop"]:
+    def loop(self, count: Any, *carried: Any) -> Iterator[Loop]:
         """Repeat what is written inside `count` times (at least once); `carried` values go from round to round."""
         loop = Loop(self.builder, count, list(carried))
         yield loop
@@ -394,41 +396,3 @@ class Vectors:
     def _call(self, name: str, result: Any, *arguments: Any) -> Any:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
-
-
-class Loop:
-    """A loop being written: `index` is the round, `carried` what the round begins with; `carry` says what is next."""
-
-    def __init__(self, builder: Any, count: Any, starts: list[Any]) -> None:
-        self._builder = builder
-        self._count = count
-        before = builder.block
-        self._body = builder.append_basic_block("loop")
-        self._next: list[Any] = []
-        builder.branch(self._body)
-        builder.position_at_end(self._body)
-        self.index = builder.phi(_I64)
-        self.index.add_incoming(_I64(0), before)
-        self.carried = [builder.phi(start.type) for start in starts]
-        for phi, start in zip(self.carried, starts, strict=True):
-            phi.add_incoming(start, before)
-
-    def carry(self, *values: Any) -> None:
-        """What the next round begins with; after the last round it is `results`."""
-        self._next = list(values)
-
-    @property
-    def results(self) -> list[Any]:
-        """What the last round handed on."""
-        return self._next
-
-    def close(self) -> None:
-        """End the loop; what is written from now on comes after it."""
-        end_of_body = self._builder.block
-        index = self._builder.add(self.index, _I64(1))
-        self.index.add_incoming(index, end_of_body)
-        for phi, value in zip(self.carried, self._next, strict=True):
-            phi.add_incoming(value, end_of_body)
-        after = self._builder.append_basic_block("after")
-        self._builder.cbranch(self._builder.icmp_signed("<", index, self._count), self._body, after)
-        self._builder.position_at_end(after)

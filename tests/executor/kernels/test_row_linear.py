@@ -15,7 +15,6 @@ from services.executor.kernels.row_linear import (
     blocks_of,
     pack_rows,
     row_product,
-    unpacked,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -159,14 +158,6 @@ def test_what_is_no_number_reaches_the_result_of_its_token_alone(has_tiles: bool
     found = multiply(u, steps, pack_rows(q, scales, blocks), blocks, has_tiles=has_tiles)[:, :40]
     assert np.isnan(found[1]).all()
     assert np.isfinite(found[[0, 2, 3, 4]]).all()
-
-
-@pytest.mark.parametrize(("rows", "columns", "block"), [(70, 96, 0), (32, 320, 128)])
-def test_a_packed_weight_can_be_read_back(rows: int, columns: int, block: int) -> None:
-    (q, scales), blocks = random_weight(rows, columns), blocks_of(columns, block)
-    found, found_scales = unpacked(pack_rows(q, scales, blocks), rows, columns, blocks)
-    assert np.array_equal(found, q)
-    assert np.array_equal(found_scales, scales)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
