@@ -19,7 +19,11 @@ from shared.transport.memory import MemoryBroker
 
 DEFAULT_MODEL = "smollm2-135m"
 
-hypothesis.settings.register_profile("shoal", deadline=None)  # how long an example takes says nothing on a busy machine
+hypothesis.settings.register_profile(
+    "shoal",
+    deadline=None,  # how long an example takes says nothing on a busy machine
+    derandomize="SAME_EXAMPLES" in os.environ,  # a change is judged by the same examples as the one before
+)
 hypothesis.settings.load_profile("shoal")
 
 
