@@ -32,14 +32,14 @@ from services.executor.kernels.quantize import add_row
 from services.executor.kernels.team import Words, barrier, claim, run_length
 
 NUM_PHASES_PER_LAYER: Final = 9
-ROWS: Final = 0
-QKV: Final = 1
-CACHE: Final = 2
-ATTENTION: Final = 3
-OUTPUT: Final = 4
-GATE_AND_UP: Final = 5
-DOWN: Final = 6
-HEAD: Final = 7
+_ROWS: Final = 0
+_QKV: Final = 1
+_CACHE: Final = 2
+_ATTENTION: Final = 3
+_OUTPUT: Final = 4
+_GATE_AND_UP: Final = 5
+_DOWN: Final = 6
+_HEAD: Final = 7
 """Places in PHASES."""
 
 
@@ -72,7 +72,10 @@ def _end_phase(team: Words, thread: int, kind: int, work: Work) -> None:
 
 
 def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
-    """What each thread does in a step, for one kind of cache."""
+    """What each thread does in a step, for one kind of cache.
+
+    The kernels around it are written out where it is used: Numba keeps compiled code of closures nowhere.
+    """
     rotate_and_store, attend = make_attention(kind)
     embed, gather, normalize, quantize = _make_row_phases(arithmetic)
     multiply, gate_and_up = _make_product_phases(arithmetic)
@@ -88,36 +91,36 @@ def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
         if shape.has_tiles:
             tiles.begin(shape.tile_shapes)
         embed(team, 0, parts, shape, inputs, work)
-        _end_phase(team, thread, plain(ROWS), work)
+        _end_phase(team, thread, plain(_ROWS), work)
         for number in range(len(layers)):
             layer, phase = layers[number], 1 + 9 * number
             normalize(team, phase, layer.input_norm, number > 0, parts, shape, inputs, work)
-            _end_phase(team, thread, plain(ROWS), work)
+            _end_phase(team, thread, plain(_ROWS), work)
             qkv = plain(work.qkv.ctypes.data)
             multiply(team, phase + 1, thread, layer.qkv, qkv, shape.qkv_width, num_tokens, shape, work)
-            _end_phase(team, thread, plain(QKV), work)
+            _end_phase(team, thread, plain(_QKV), work)
             rotate_and_store(team, phase + 2, parts, layer, shape, inputs, work)
-            _end_phase(team, thread, plain(CACHE), work)
+            _end_phase(team, thread, plain(_CACHE), work)
             attend(team, phase + 3, thread, parts, layer, shape, inputs, work)
-            _end_phase(team, thread, plain(ATTENTION), work)
+            _end_phase(team, thread, plain(_ATTENTION), work)
             quantize(team, phase + 4, shape, inputs, work)
-            _end_phase(team, thread, plain(ROWS), work)
+            _end_phase(team, thread, plain(_ROWS), work)
             multiply(team, phase + 5, thread, layer.output, delta, hidden, num_tokens, shape, work)
-            _end_phase(team, thread, plain(OUTPUT), work)
+            _end_phase(team, thread, plain(_OUTPUT), work)
             normalize(team, phase + 6, layer.post_attention_norm, number >= 0, parts, shape, inputs, work)
-            _end_phase(team, thread, plain(ROWS), work)
+            _end_phase(team, thread, plain(_ROWS), work)
             gate_and_up(team, phase + 7, thread, layer.gate_up, shape, inputs, work)
-            _end_phase(team, thread, plain(GATE_AND_UP), work)
+            _end_phase(team, thread, plain(_GATE_AND_UP), work)
             multiply(team, phase + 8, thread, layer.down, delta, hidden, num_tokens, shape, work)
-            _end_phase(team, thread, plain(DOWN), work)
+            _end_phase(team, thread, plain(_DOWN), work)
         phase = 1 + 9 * len(layers)
         gather(team, phase, parts, shape, inputs, work)
-        _end_phase(team, thread, plain(ROWS), work)
+        _end_phase(team, thread, plain(_ROWS), work)
         logits, num_logits = plain(work.logits.ctypes.data), inputs.counts[2]
         multiply(team, phase + 1, thread, parts.head[0], logits, shape.vocab_size, num_logits, shape, work)
         if shape.has_tiles:
             tiles.end(0)
-        _end_phase(team, thread, plain(HEAD), work)
+        _end_phase(team, thread, plain(_HEAD), work)
 
     return take_part
 

@@ -35,8 +35,8 @@ class Queries(NamedTuple):
     """Weights in bytes, as `weigh_in_bytes` leaves them."""
     changes: int
     tile: int
-    """The steps of a tile's keys, those of its values, places (see `make_add_values`); with tile registers then its
-    values, and their sums."""
+    """The steps of a tile's keys, those of its values, and places (see `make_add_values`); then, with tile registers,
+    the sums and a copy of its values."""
 
 
 class Keys(NamedTuple):
@@ -51,13 +51,17 @@ class Keys(NamedTuple):
 MAX_PIECE_ROWS: Final = 24
 """Queries, of all heads that share a kv head, in one piece."""
 _ROW_BYTES: Final = 16 + TILE_TOKENS * 4 + byte_values.PLANES_BYTES + byte_values.CHANGE_BYTES
-_TILE_BYTES: Final = 2 * TILE_TOKENS * 4 + byte_values.PLACES_BYTES + byte_values.TILE_SCRATCH_BYTES
+_VALUE_STEPS: Final = TILE_TOKENS * 4
+"""Where they begin in a tile's memory; so with the others."""
+_PLACES: Final = 2 * TILE_TOKENS * 4
+_TILE_SUMS: Final = _PLACES + byte_values.PLACES_BYTES
+_TILE_VALUES: Final = _TILE_SUMS + byte_values.TILE_SCRATCH_BYTES
 
 
 def piece_bytes(rows: int, head_dim: int) -> int:
     """The scratch memory that a piece of so many queries takes."""
     whole = -(-rows // tiles.TOKENS) * tiles.TOKENS
-    return whole * (head_dim * 8 + _ROW_BYTES) + TILE_TOKENS * head_dim + _TILE_BYTES
+    return whole * (head_dim * 8 + _ROW_BYTES) + TILE_TOKENS * head_dim + _TILE_VALUES
 
 
 @nested
@@ -109,6 +113,22 @@ def _make_record_at(values_offset: Any) -> Any:
     return record_at
 
 
+@nested
+def _later(keys: Keys, following: Keys, tile: int) -> Any:
+    """What is looked at after a tile: whose tokens, and from which on."""
+    if tile + 64 < keys.end:
+        return keys, tile + 64
+    return following, following.first
+
+
+@nested
+def _bring_near(record: int, half: int) -> None:
+    """The first lines of a record and of its values, and its last."""
+    prefetch_line(record)
+    prefetch_line(record + half)
+    prefetch_line(record + 2 * half - 64)
+
+
 def _make_score(kind: Kind) -> Any:
     score_few, item = make_score(kind), 1 if kind == "int8" else 4
 
@@ -139,19 +159,15 @@ def _make_look_float32(values_offset: Any) -> Any:
     ) -> None:
         vectors, half = shape.head_dim // 16, values_offset(shape)
         for tile in range(keys.first, keys.end, 64):
-            end, later_keys, later_tile = min(tile + 64, keys.end), following, following.first
-            if tile + 64 < keys.end:
-                later_keys, later_tile = keys, tile + 64
+            end = min(tile + 64, keys.end)
+            later_keys, later_tile = _later(keys, following, tile)
             for start in range(tile, end, 16):
                 record = record_at(keys, start, layer, shape, inputs)
                 later, later_start = record, later_tile + start - tile
                 if later_start < later_keys.end:
                     later = record_at(later_keys, later_start, layer, shape, inputs)
                 if start < far.end:
-                    distant = record_at(far, start, layer, shape, inputs)
-                    prefetch_line(distant)
-                    prefetch_line(distant + half)
-                    prefetch_line(distant + 2 * half - 64)
+                    _bring_near(record_at(far, start, layer, shape, inputs), half)
                 at = queries.scores + (start - tile) * 4
                 score(queries.taken, queries.facts, record, vectors, at, queries.rows, later)
             for row in range(queries.rows):
@@ -206,10 +222,8 @@ def _make_prepare(values_offset: Any) -> Any:
     ) -> None:
         """The products or scores of a tile, and where its values and steps are."""
         vectors, half, end = shape.head_dim // 16, values_offset(shape), min(tile + 64, keys.end)
-        later_keys, later_tile = following, following.first
-        if tile + 64 < keys.end:
-            later_keys, later_tile = keys, tile + 64
-        places = queries.tile + 512
+        later_keys, later_tile = _later(keys, following, tile)
+        places = queries.tile + _PLACES
         for part in range(4):
             start = tile + 16 * part
             record = record_at(keys, start if start < end else tile, layer, shape, inputs)
@@ -219,15 +233,12 @@ def _make_prepare(values_offset: Any) -> Any:
             store_int64(places + 8 * part, record + half)
             store_int64(places + 32 + 8 * part, later + half)
             if start < far.end:
-                distant = record_at(far, start, layer, shape, inputs)
-                prefetch_line(distant)
-                prefetch_line(distant + half)
-                prefetch_line(distant + 2 * half - 64)
+                _bring_near(record_at(far, start, layer, shape, inputs), half)
             copy_vectors(record + half - 64, queries.tile + 64 * part, 1, later + half - 64)
-            copy_vectors(record + 2 * half - 64, queries.tile + 256 + 64 * part, 1, later + 2 * half - 64)
+            copy_vectors(record + 2 * half - 64, queries.tile + _VALUE_STEPS + 64 * part, 1, later + 2 * half - 64)
             if by_tiles:
                 score_by_tiles(queries.rows, queries.taken, record, vectors // 4, queries.scores + 64 * part, later)
-                values = queries.tile + 4672 + part * vectors * 256
+                values = queries.tile + _TILE_VALUES + part * vectors * 256
                 copy_vectors(record + half, values, vectors * 4, later + half)
             elif start < end:
                 at = queries.scores + 64 * part
@@ -260,9 +271,9 @@ def _make_look_int8(values_offset: Any) -> Any:
             for row in range(queries.rows):
                 scores, state, change = queries.scores + row * 256, queries.states + row * 8, queries.changes + row * 8
                 seen = visible + row // group - tile
-                weigh_in_bytes(scores, seen, queries.tile + 256, state, queries.planes + row * 128, change)
+                weigh_in_bytes(scores, seen, queries.tile + _VALUE_STEPS, state, queries.planes + row * 128, change)
             if by_tiles:
-                values, sums = queries.tile + 4672, queries.tile + 576
+                values, sums = queries.tile + _TILE_VALUES, queries.tile + _TILE_SUMS
                 add_values_by_tiles(
                     queries.rows, queries.planes, queries.changes, values, vectors // 2, queries.sums, sums
                 )
@@ -278,7 +289,7 @@ def _make_add_values_int8() -> Any:
     @nested
     def add_values(queries: Queries, vectors: int) -> None:
         """A tile's values, weighted, to the sums of any number of queries."""
-        places = queries.tile + 512
+        places = queries.tile + _PLACES
         for row in range(0, queries.rows, 3):
             count, total = min(3, queries.rows - row), queries.sums + row * vectors * 64
             planes, changes = queries.planes + row * 128, queries.changes + row * 8

@@ -9,7 +9,13 @@ from services.executor.kernels.jit import nested, single
 from services.executor.kernels.memory import plain
 from services.executor.kernels.quantize import add_row, silu_mul_floats
 from services.executor.kernels.row_linear import row_product
-from services.executor.kernels.row_quantize import MIDDLE_BLOCK, normalize_whole_row, quantize_block, unpack_embedding
+from services.executor.kernels.row_quantize import (
+    EMBEDDING_HEAD,
+    MIDDLE_BLOCK,
+    normalize_whole_row,
+    quantize_block,
+    unpack_embedding,
+)
 from services.executor.kernels.team import Words, first_step, next_step
 
 SCRATCH_BYTES: Final = row_linear.SCRATCH_BYTES + row_linear.TOKENS * 4 * (2 * row_linear.PANEL + MIDDLE_BLOCK)
@@ -18,7 +24,8 @@ SCRATCH_BYTES: Final = row_linear.SCRATCH_BYTES + row_linear.TOKENS * 4 * (2 * r
 
 @nested
 def _embed(parts: Parts, shape: Shape, token: int, place: int) -> None:
-    unpack_embedding(parts.embedding[0].address + token * (64 + shape.hidden_groups * 32), shape.hidden_groups, place)
+    record_bytes = EMBEDDING_HEAD + shape.hidden_groups * 32
+    unpack_embedding(parts.embedding[0].address + token * record_bytes, shape.hidden_groups, place)
 
 
 @nested

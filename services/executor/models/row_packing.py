@@ -6,14 +6,15 @@ weights.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from services.executor.kernels.row_linear import blocks_of, pack_rows
-from services.executor.kernels.row_quantize import MIDDLE_BLOCK
+from services.executor.kernels.row_quantize import EMBEDDING_HEAD, MIDDLE_BLOCK
+from services.executor.quantization.groups import LARGEST
 from services.executor.quantization.rotation import Floats, Rotation
 from services.executor.weights import Weights
 from shared.models.config import ModelConfig
@@ -21,14 +22,9 @@ from shared.models.config import ModelConfig
 Array = npt.NDArray[Any]
 Sizes = Mapping[str, tuple[int, ...]]
 
-EMBEDDING_HEAD: Final = 64
-"""Bytes before an embedding's, of which the first four are its scale."""
-_LARGEST: Final = 4096.0
-"""No weight of a model that works comes near it."""
-
 
 class RowPacker:
-    """Weights in one format."""
+    """Weights with one scale a row, for hidden states that are rotated."""
 
     def __init__(self, config: ModelConfig, weights: Weights, num_threads: int) -> None:
         self._weights = weights
@@ -45,8 +41,9 @@ class RowPacker:
         records[:, :4] = scales[:, np.newaxis].view(np.uint8)
         records[:, EMBEDDING_HEAD:] = q.view(np.uint8)
         yield "embedding", records
-        head = embedding if config.tie_word_embeddings else self._weights.load({"lm_head.weight": size})
-        yield "head", self._packed("lm_head.weight", self._reading(head, "model.norm.weight"))
+        name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        head = embedding if config.tie_word_embeddings else self._weights.load({name: size})
+        yield "head", self._packed(name, self._reading(head, "model.norm.weight"))
 
     def norms(self, names: Mapping[str, str], size: int) -> Iterator[tuple[str, Array]]:
         """None are left."""
@@ -78,8 +75,8 @@ class RowPacker:
 
     def _quantized(self, name: str, rows: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
         largest = np.abs(rows).max(1)
-        if not largest.max(initial=0) <= _LARGEST:
-            self._weights.note(f"{name} holds numbers beyond {_LARGEST:.0f}, or that are none")
+        if not largest.max(initial=0) <= LARGEST:
+            self._weights.note(f"{name} holds numbers beyond {LARGEST:.0f}, or that are none")
             rows, largest = np.zeros_like(rows), np.zeros_like(largest)
         scales = largest / np.float32(127)
         inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)

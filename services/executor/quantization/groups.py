@@ -20,7 +20,7 @@ STORED_BITS: Final[dict[str, Bits]] = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 8, "Q5_1": 
 """GGUF types that are such groups already, and the bits that their q needs here."""
 
 
-_LARGEST: Final = 4096.0
+LARGEST: Final = 4096.0
 """No weight of a model that works comes near it."""
 
 
@@ -72,8 +72,8 @@ def quantize(weight: npt.NDArray[np.float32], bits: Bits) -> Groups:
     """
     rows = len(weight)
     groups = weight.reshape(rows, -1, GROUP)
-    if not np.abs(groups).max(initial=0) <= _LARGEST:
-        raise ValueError(f"holds numbers beyond {_LARGEST:.0f}, or that are none")
+    if not np.abs(groups).max(initial=0) <= LARGEST:
+        raise ValueError(f"holds numbers beyond {LARGEST:.0f}, or that are none")
     if bits == 8:
         scales = (np.abs(groups).max(-1) / np.float32(127)).astype(np.float16)
         q = np.rint(groups * _inverse(scales)[..., None]).clip(-127, 127).astype(np.int16) + 128
