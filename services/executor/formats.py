@@ -29,14 +29,18 @@ def choose_formats(config: ExecutorConfig, model: ModelConfig, dot: DotInstructi
     if config.dtype in ("stored", "int4", "int8") and obstacle:
         raise ConfigError(f"SHOAL_EXECUTOR_DTYPE={config.dtype} cannot be: {obstacle}")
     if config.dtype == "auto" and (obstacle or dot == "none"):
-        return _in_floats(config, "float32", obstacle or "this processor has no instruction that multiplies bytes")
+        return _in_floats(
+            config, "float32", obstacle or "this processor has no instruction for integers that would be faster"
+        )
     cache: Kind = "float32" if config.kv_dtype == "float32" else "int8"
     match config.dtype:
         case "stored" | "int4" | "int8" as weights:
             reason = "as configured" if dot != "none" else "as configured; slow without an instruction for it"
             return Formats(weights, cache, reason)
         case "auto":
-            return Formats("int8", cache, f"the processor multiplies bytes ({dot})")
+            return Formats(
+                "int8", cache, f"the processor multiplies {'16-bit integers' if dot == 'avx2' else 'bytes'} ({dot})"
+            )
         case "bfloat16":
             return _in_floats(config, "bfloat16", "as configured")
         case _:

@@ -3,11 +3,12 @@
 The weights of a tile of 64 tokens, times the steps of the tokens' values, are brought into 16 bits relative to the
 largest of them:
 
-    p[t] = round(weight[t] · step[t] / unit),   unit = max (weight · step) / 65535
+    p[t] = round(weight[t] · step[t] / unit),   unit = max (weight · step) / 32767
 
-so that what a tile adds to a query's sums is `unit · Σ_t p[t] · i[t, d]`, an exact integer times a number. The 16 bits
-are two planes of bytes, the upper ones and the lower ones, because the processor's instructions multiply bytes. Finer
-weights would change nothing that matters; with 8 bits alone, those beside a large one would vanish.
+so that what a tile adds to a query's sums is `unit · Σ_t p[t] · i[t, d]`, an exact integer times a number. Where the
+processor's instructions multiply bytes, p is two planes of them, the upper ones and the lower ones; where they multiply
+16-bit integers, it is as it is. Finer weights would change nothing that matters; with 8 bits alone, those beside a
+large one would vanish.
 
 Values of a record lie as [4 fours of tokens, D, 4 tokens]: what a dot instruction takes, and a quarter of what a tile
 register does.
@@ -18,10 +19,12 @@ from typing import Any, Final
 
 from services.executor.kernels import tiles
 from services.executor.kernels.cached_attention import FACTS_BYTES, TILE_TOKENS, TOKENS, tile_weights
-from services.executor.kernels.vectors import LANES, Vectors, kernel_part
+from services.executor.kernels.vectors import BY_SHORTS, LANES, Vectors, kernel_part
 
-MAX_ROWS: Final = 3
+MAX_ROWS: Final = 4 if BY_SHORTS else 3
 """Queries that share each value that is loaded, without tile registers."""
+WIDE: Final = 1 if BY_SHORTS else 4
+"""Vectors of dimensions for which each weight is loaded once: as many sums as registers take."""
 PLANES_BYTES: Final = 2 * TILE_TOKENS
 """Of one query."""
 CHANGE_BYTES: Final = 8
@@ -31,7 +34,7 @@ TILE_SCRATCH_BYTES: Final = tiles.TOKENS * 4 * 4 * LANES
 """What `add_values_by_tiles` needs for its sums."""
 
 _PARTS: Final = range(TILE_TOKENS // TOKENS)
-_LARGEST: Final = 65535.0
+_LARGEST: Final = 32767.0
 _SMALLEST: Final = 1e-30
 
 
@@ -70,8 +73,11 @@ def _write_planes(v: Vectors, products: list[Any], planes: Any, change: Any) -> 
     poison = v.zeros()
     for part, product in enumerate(products):
         ints = v.rounded(v.product(product, inverse))
-        v.store_int8s(v.builder.lshr(ints, v.int_constant(8)), planes, TOKENS * part)
-        v.store_int8s(ints, planes, TILE_TOKENS + TOKENS * part)
+        if BY_SHORTS:
+            v.store_shorts(ints, planes, 2 * TOKENS * part)
+        else:
+            v.store_int8s(v.builder.lshr(ints, v.int_constant(8)), planes, TOKENS * part)
+            v.store_int8s(ints, planes, TILE_TOKENS + TOKENS * part)
         poison = v.fma(product, v.zeros(), poison)  # 0, but for what is no finite number
     unit = v.product(v.where(is_nothing, v.zeros(), most), v.constant(1 / _LARGEST))
     v.store(v.first_lane(v.sum(unit, v.broadcast(v.lane_sum(poison)))), change, 4)
@@ -84,7 +90,7 @@ def make_add_values(num_vectors: int) -> Any:
     of its four records' values, then those of later ones, which are brought near; the vectors begin `offset` bytes
     from there, and those of the next four tokens `four_bytes` later.
     """
-    parts, planes_of = range(num_vectors), range(2)
+    spell_sums = _sums_by_shorts if BY_SHORTS else _sums_by_planes
 
     @kernel_part
     def add_values(
@@ -99,38 +105,77 @@ def make_add_values(num_vectors: int) -> Any:
         sums_stride: Any,
     ) -> None:
         def spell(count: int) -> None:
-            rows = range(count)
-            with v.loop(v.int64(4), *(v.int_zeros() for _ in rows for _ in planes_of for _ in parts)) as loop:
-                place = v.add(places, v.mul(loop.index, 8))
-                at, later = v.add(v.load_int64(place), offset), v.add(v.load_int64(place, 32), offset)
-                weights_at = v.add(planes, v.mul(loop.index, TOKENS))
-                totals = list(loop.carried)
-                for four in range(4):
-                    values = v.add(at, v.mul(four_bytes, four))
-                    v.prefetch(v.add(later, v.mul(four_bytes, four)), 64 * num_vectors)
-                    vectors = [v.load_bytes(values, 64 * part) for part in parts]
-                    for number, (row, plane) in enumerate((row, plane) for row in rows for plane in planes_of):
-                        weights = v.load_four_bytes(weights_at, PLANES_BYTES * row + TILE_TOKENS * plane + 4 * four)
-                        for part in parts:
-                            place_of = num_vectors * number + part
-                            totals[place_of] = v.dot(totals[place_of], weights, vectors[part])
-                loop.carry(*totals)
-            for row in rows:
-                upper = loop.results[2 * num_vectors * row :][:num_vectors]
-                lower = loop.results[(2 * row + 1) * num_vectors :][:num_vectors]
-                target = v.add(sums, v.mul(sums_stride, row))
-                _add_to_sums(v, upper, lower, v.add(changes, CHANGE_BYTES * row), target)
+            found = spell_sums(v, count, num_vectors, planes, places, offset, four_bytes)
+            for row in range(count):
+                target, change = v.add(sums, v.mul(sums_stride, row)), v.add(changes, CHANGE_BYTES * row)
+                _add_to_sums(v, found[num_vectors * row :][:num_vectors], change, target)
 
         v.choose(num_rows, range(1, MAX_ROWS + 1), spell)
 
     return add_values
 
 
-def _add_to_sums(v: Vectors, upper: list[Any], lower: list[Any], change: Any, target: Any) -> None:
+def _sums_by_planes(
+    v: Vectors, num_rows: int, num_vectors: int, planes: Any, places: Any, offset: Any, four_bytes: Any
+) -> list[Any]:
+    """Exact sums of each query, and of each vector of dimensions."""
+    rows, parts, planes_of = range(num_rows), range(num_vectors), range(2)
+    with v.loop(v.int64(4), *(v.int_zeros() for _ in rows for _ in planes_of for _ in parts)) as loop:
+        place = v.add(places, v.mul(loop.index, 8))
+        at, later = v.add(v.load_int64(place), offset), v.add(v.load_int64(place, 32), offset)
+        weights_at = v.add(planes, v.mul(loop.index, TOKENS))
+        totals = list(loop.carried)
+        for four in range(4):
+            values = v.add(at, v.mul(four_bytes, four))
+            v.prefetch(v.add(later, v.mul(four_bytes, four)), 64 * num_vectors)
+            vectors = [v.load_bytes(values, 64 * part) for part in parts]
+            for number, (row, plane) in enumerate((row, plane) for row in rows for plane in planes_of):
+                weights = v.load_four_bytes(weights_at, PLANES_BYTES * row + TILE_TOKENS * plane + 4 * four)
+                for part in parts:
+                    place_of = num_vectors * number + part
+                    totals[place_of] = v.dot(totals[place_of], weights, vectors[part])
+        loop.carry(*totals)
+    found = []
+    for row in rows:
+        upper = loop.results[2 * num_vectors * row :][:num_vectors]
+        lower = loop.results[(2 * row + 1) * num_vectors :][:num_vectors]
+        found += [_joined(v, *planes_of_part) for planes_of_part in zip(upper, lower, strict=True)]
+    return found
+
+
+def _sums_by_shorts(
+    v: Vectors, num_rows: int, num_vectors: int, planes: Any, places: Any, offset: Any, four_bytes: Any
+) -> list[Any]:
+    """As `_sums_by_planes`."""
+    rows, parts = range(num_rows), range(num_vectors)
+    with v.loop(v.int64(4), *(v.int_zeros() for _ in rows for _ in parts)) as records:
+        place = v.add(places, v.mul(records.index, 8))
+        at, later = v.add(v.load_int64(place), offset), v.add(v.load_int64(place, 32), offset)
+        weights_at = v.add(planes, v.mul(records.index, 2 * TOKENS))
+        with v.loop(v.int64(4), *records.carried) as loop:
+            totals, skipped = list(loop.carried), v.mul(four_bytes, loop.index)
+            v.prefetch(v.add(later, skipped), 64 * num_vectors)
+            vectors = [v.shorts_of_signed(v.load_bytes(v.add(at, skipped), 64 * part)) for part in parts]
+            for odd in range(2):
+                for row in rows:
+                    two = v.load_two_shorts(v.add(weights_at, v.mul(loop.index, 8)), PLANES_BYTES * row + 4 * odd)
+                    for part in parts:
+                        place_of = num_vectors * row + part
+                        totals[place_of] = v.dot_shorts(totals[place_of], vectors[part][odd], two)
+            loop.carry(*totals)
+        records.carry(*loop.results)
+    return list(records.results)
+
+
+def _joined(v: Vectors, upper: Any, lower: Any) -> Any:
+    return v.int_sum(v.builder.shl(upper, v.int_constant(8)), lower)
+
+
+def _add_to_sums(v: Vectors, found: list[Any], change: Any, target: Any) -> None:
     factor, unit = v.load_float(change), v.load_float(change, 4)
-    for part, (high, low) in enumerate(zip(upper, lower, strict=True)):
-        added = v.to_floats(v.int_sum(v.builder.shl(high, v.int_constant(8)), low))
-        v.store(v.fma(added, unit, v.product(v.load_floats(target, 64 * part), factor)), target, 64 * part)
+    for part, total in enumerate(found):
+        before = v.product(v.load_floats(target, 64 * part), factor)
+        v.store(v.fma(v.to_floats(total), unit, before), target, 64 * part)
 
 
 # Many queries at once.
@@ -204,10 +249,11 @@ def add_values_by_tiles(
                 for number in range(4):
                     tiles.store(v, tiles.SUMS[number], v.add(scratch, 64 * number), v.int64(256))
                 with v.loop(v.smaller(v.sub(num_rows, first), v.int64(tiles.TOKENS))) as rows:
-                    row, found = v.add(first, rows.index), v.add(scratch, v.mul(rows.index, 256))
-                    ints = [v.load_ints(found, 64 * number) for number in range(4)]
+                    row, at = v.add(first, rows.index), v.add(scratch, v.mul(rows.index, 256))
+                    ints = [v.load_ints(at, 64 * number) for number in range(4)]
                     target = v.add(sums, v.mul(sums_stride, row), offset)
-                    _add_to_sums(v, ints[:2], ints[2:], v.add(changes, v.mul(row, CHANGE_BYTES)), target)
+                    found = [_joined(v, *planes_of_part) for planes_of_part in zip(ints[:2], ints[2:], strict=True)]
+                    _add_to_sums(v, found, v.add(changes, v.mul(row, CHANGE_BYTES)), target)
 
     _for_registers(v, num_rows, spell)
 

@@ -20,7 +20,7 @@ one brought near: all at once, this would hold up what is computed.
 import functools
 from typing import Any, Final, Literal
 
-from services.executor.kernels.vectors import LANES, Vectors, kernel_part
+from services.executor.kernels.vectors import BY_SHORTS, LANES, Vectors, kernel_part
 
 Kind = Literal["int8", "float32"]
 
@@ -29,8 +29,14 @@ TOKENS: Final = LANES
 TILE_TOKENS: Final = 4 * TOKENS
 """Tokens whose weights are found together."""
 MAX_ROWS: Final = 6
-"""Queries that share each key and value that is loaded."""
+"""Queries that share each value in float32 that is loaded."""
 FACTS_BYTES: Final = 8
+QUERY_BYTES: Final[dict[Kind, int]] = {"int8": 2 if BY_SHORTS else 1, "float32": 4}
+"""Of each number of a query as `take_query` leaves it."""
+SCORED_TOGETHER: Final[dict[Kind, int]] = {"int8": 4 if BY_SHORTS else 6, "float32": 6}
+"""The most queries that share each key that is loaded."""
+
+_TOGETHER: Final = (1, 2, 4, 8, 16)
 
 
 def record_bytes(kind: Kind, head_dim: int) -> int:
@@ -52,6 +58,32 @@ def rotate_head(v: Vectors, x: Any, cos: Any, sin: Any, num_vectors: Any) -> Non
         c, s = v.load_floats(v.add(cos, offset)), v.load_floats(v.add(sin, offset))
         v.store(v.fma(a, c, v.negative(v.product(b, s))), first)
         v.store(v.fma(b, c, v.product(a, s)), second)
+
+
+@kernel_part
+def spread_head(v: Vectors, x: Any, num_vectors: Any, num_together: Any) -> None:
+    """A Hadamard transform, not scaled, in place: `spread_head(x, D / 16, largest power of 2 in it)`.
+
+    Keys have a few dimensions with much larger numbers than the rest, and would leave the rest few of a step's levels.
+    Spread over all dimensions, or over each 16 · `num_together`, all are about as large. The products of queries and
+    keys stay the same, but for a factor of as many.
+    """
+
+    def spell(count: int) -> None:
+        with v.loop(v.builder.sdiv(num_vectors, num_together)) as loop:
+            at = v.add(x, v.mul(loop.index, 64 * count))
+            parts = [v.load_floats(at, 64 * part) for part in range(count)]
+            for distance in (1, 2, 4, 8):
+                parts = [v.sums_and_differences(part, distance) for part in parts]
+            distance = 1
+            while distance < count:
+                pairs = [(parts[part & ~distance], parts[part | distance]) for part in range(count)]
+                parts = [v.difference(*pair) if part & distance else v.sum(*pair) for part, pair in enumerate(pairs)]
+                distance *= 2
+            for part, numbers in enumerate(parts):
+                v.store(numbers, at, 64 * part)
+
+    v.choose(num_together, _TOGETHER, spell)
 
 
 def _largest(v: Vectors, x: Any, num_vectors: Any) -> Any:
@@ -137,7 +169,8 @@ def take_query_int8(v: Vectors, query: Any, num_vectors: Any, scale: Any, taken:
     step, factor = _step_and_factor(v, query, num_vectors)
     with v.loop(num_vectors, v.int_zeros()) as loop:
         part = v.rounded(v.product(v.load_floats(v.add(query, v.mul(loop.index, 64))), factor))
-        v.store_int8s(part, v.add(taken, v.mul(loop.index, LANES)))
+        store = v.store_shorts if BY_SHORTS else v.store_int8s
+        store(part, v.add(taken, v.mul(loop.index, LANES * QUERY_BYTES["int8"])))
         loop.carry(v.int_sum(loop.carried[0], part))
     total = v.int_lane_sum(loop.results[0])
     v.store(v.builder.mul(total, v.int32(-128)), facts)
@@ -155,8 +188,8 @@ def take_query_float32(v: Vectors, query: Any, num_vectors: Any, scale: Any, tak
 def make_score(kind: Kind) -> Any:
     """For kernels: `score(num_rows, taken, facts, record, D / 16, out, out_stride, later)`: 16 scores of each query.
 
-    1 to MAX_ROWS queries lie one after the other, as `take_query` left them. The keys of the record `later` are brought
-    near.
+    1 to SCORED_TOGETHER queries lie one after the other, as `take_query` left them. The keys of the record `later` are
+    brought near.
     """
     spell_rows = _score_int8 if kind == "int8" else _score_float32
 
@@ -176,7 +209,7 @@ def make_score(kind: Kind) -> Any:
             for row, scores in enumerate(spell_rows(v, count, taken, facts, record, num_vectors, later)):
                 v.store(scores, v.add(out, v.mul(out_stride, row)))
 
-        v.choose(num_rows, range(1, MAX_ROWS + 1), spell)
+        v.choose(num_rows, range(1, SCORED_TOGETHER[kind] + 1), spell)
 
     return score
 
@@ -186,7 +219,19 @@ def _score_int8(
 ) -> list[Any]:
     rows, size = range(num_rows), v.mul(num_vectors, LANES)
     starts = [v.broadcast(v.load_int(facts, FACTS_BYTES * row)) for row in rows]
-    queries = [v.add(taken, v.mul(size, row)) for row in rows]
+    queries = [v.add(taken, v.mul(size, QUERY_BYTES["int8"] * row)) for row in rows]
+    totals = (_totals_by_shorts if BY_SHORTS else _totals_by_dots)(v, starts, queries, record, num_vectors, later)
+    steps = v.load_floats(v.add(record, v.mul(size, TOKENS)))
+    return [
+        v.product(v.product(v.to_floats(total), v.load_float(facts, FACTS_BYTES * row + 4)), steps)
+        for row, total in enumerate(totals)
+    ]
+
+
+def _totals_by_dots(
+    v: Vectors, starts: list[Any], queries: list[Any], record: Any, num_vectors: Any, later: Any
+) -> list[Any]:
+    rows = range(len(queries))
     # Two sums for each query, since a dot takes five cycles and few queries leave the processor waiting for the last.
     with v.loop(v.mul(num_vectors, 2), *starts, *(v.int_zeros() for _ in rows)) as loop:
         keys = v.add(record, v.mul(loop.index, 128))
@@ -194,7 +239,7 @@ def _score_int8(
         fours = [v.add(query, v.mul(loop.index, 8)) for query in queries]
         parts = [
             v.dot(
-                loop.carried[part * num_rows + row],
+                loop.carried[part * len(rows) + row],
                 v.load_bytes(keys, 64 * part),
                 v.load_four_bytes(fours[row], 4 * part),
             )
@@ -202,12 +247,23 @@ def _score_int8(
             for row in rows
         ]
         loop.carry(*parts)
-    steps = v.load_floats(v.add(record, v.mul(size, TOKENS)))
-    scores = []
-    for row in rows:
-        total = v.to_floats(v.int_sum(loop.results[row], loop.results[num_rows + row]))
-        scores.append(v.product(v.product(total, v.load_float(facts, FACTS_BYTES * row + 4)), steps))
-    return scores
+    return [v.int_sum(loop.results[row], loop.results[len(rows) + row]) for row in rows]
+
+
+def _totals_by_shorts(
+    v: Vectors, starts: list[Any], queries: list[Any], record: Any, num_vectors: Any, later: Any
+) -> list[Any]:
+    with v.loop(v.mul(num_vectors, 4), *starts) as loop:
+        offset = v.mul(loop.index, 64)
+        v.prefetch(v.add(later, offset), 64)
+        keys = v.shorts_of_unsigned(v.load_bytes(v.add(record, offset)))
+        totals = list(loop.carried)
+        for odd, shorts in enumerate(keys):
+            for row, query in enumerate(queries):
+                two = v.load_two_shorts(v.add(query, v.mul(loop.index, 8)), 4 * odd)
+                totals[row] = v.dot_shorts(totals[row], shorts, two)
+        loop.carry(*totals)
+    return list(loop.results)
 
 
 def _score_float32(

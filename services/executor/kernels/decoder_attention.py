@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from services.executor.kernels.cached_attention import (
+    QUERY_BYTES,
     Kind,
     divide_row,
     rotate_head,
+    spread_head,
     store_key_float32,
     store_key_int8,
     store_value_float32,
@@ -50,8 +52,9 @@ def _rotate_short(x: int, cos: int, sin: int, half: int) -> None:
 
 
 @nested
-def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs) -> None:
-    """Norms, where the family has them, and rotary embedding of one token's q and k."""
+def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, is_spread: bool) -> None:
+    """Norms, where the family has them, and rotary embedding of one token's q and k; before bytes, their spreading."""
+    vectors = shape.head_dim // 16
     half = shape.head_dim // 2
     cos = parts.cos.ctypes.data + inputs.positions[row] * half * 4
     sin = parts.sin.ctypes.data + inputs.positions[row] * half * 4
@@ -64,6 +67,8 @@ def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inpu
             rotate_head(at, cos, sin, half // 16)
         else:
             _rotate_short(at, cos, sin, half)
+        if is_spread:
+            spread_head(at, vectors, vectors & -vectors)
 
 
 def make_attention(kind: Kind) -> tuple[Any, Any]:
@@ -75,6 +80,7 @@ def make_attention(kind: Kind) -> tuple[Any, Any]:
 def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> Any:
     store_key = store_key_int8 if kind == "int8" else store_key_float32
     store_value = store_value_int8 if kind == "int8" else store_value_float32
+    is_spread = kind == "int8"
 
     @nested
     def rotate_and_store(
@@ -86,7 +92,7 @@ def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> An
         while first < num_tokens:
             for row in range(first, min(first + run, num_tokens)):
                 x = work.qkv.ctypes.data + row * shape.qkv_width * 4
-                _turn(x, row, parts, layer, shape, inputs)
+                _turn(x, row, parts, layer, shape, inputs, is_spread)
                 slot = inputs.slot_mapping[row]
                 block, offset = slot // shape.block_size, slot % shape.block_size
                 for head in range(shape.num_kv_heads):
@@ -101,7 +107,7 @@ def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> An
 
 
 def _make_take_queries(kind: Kind) -> Any:
-    take_query, item = (take_query_int8, 1) if kind == "int8" else (take_query_float32, 4)
+    take_query, item = take_query_int8 if kind == "int8" else take_query_float32, QUERY_BYTES[kind]
 
     @nested
     def take_queries(queries: Queries, first: int, head: int, parts: Parts, shape: Shape, work: Work) -> None:
@@ -165,7 +171,7 @@ def _num_rows(piece: int, group: int, inputs: Inputs) -> int:
 
 def _make_attend(kind: Kind, values_offset: Any) -> Any:
     take_queries, look = _make_take_queries(kind), make_look(kind, values_offset)
-    item = 1 if kind == "int8" else 4
+    item = QUERY_BYTES[kind]
 
     @nested
     def finish(queries: Queries, first: int, head: int, shape: Shape, work: Work) -> None:

@@ -7,13 +7,22 @@ from typing import Any, Final, NamedTuple
 
 from services.executor.kernels import byte_values, cached_attention, tiles
 from services.executor.kernels.byte_values import (
+    WIDE,
     add_values_by_tiles,
     copy_vectors,
     finish_scores,
     score_by_tiles,
     weigh_in_bytes,
 )
-from services.executor.kernels.cached_attention import TILE_TOKENS, Kind, make_score, prefetch_line, weigh
+from services.executor.kernels.cached_attention import (
+    QUERY_BYTES,
+    SCORED_TOGETHER,
+    TILE_TOKENS,
+    Kind,
+    make_score,
+    prefetch_line,
+    weigh,
+)
 from services.executor.kernels.decoder_data import Inputs, Shape
 from services.executor.kernels.jit import nested
 from services.executor.kernels.memory import store_int64
@@ -130,14 +139,14 @@ def _bring_near(record: int, half: int) -> None:
 
 
 def _make_score(kind: Kind) -> Any:
-    score_few, item = make_score(kind), 1 if kind == "int8" else 4
+    score_few, item, most = make_score(kind), QUERY_BYTES[kind], SCORED_TOGETHER[kind]
 
     @nested
     def score(taken: int, facts: int, record: int, vectors: int, out: int, rows: int, later: int) -> None:
         """16 scores of any number of queries, those of each in a tile of its own."""
-        for row in range(0, rows, 6):
+        for row in range(0, rows, most):
             query = taken + row * vectors * 16 * item
-            score_few(min(6, rows - row), query, facts + row * 8, record, vectors, out + row * 256, 256, later)
+            score_few(min(most, rows - row), query, facts + row * 8, record, vectors, out + row * 256, 256, later)
 
     return score
 
@@ -284,20 +293,20 @@ def _make_look_int8(values_offset: Any) -> Any:
 
 
 def _make_add_values_int8() -> Any:
-    add_wide, add_narrow = byte_values.make_add_values(4), byte_values.make_add_values(1)
+    add_wide, add_narrow = byte_values.make_add_values(WIDE), byte_values.make_add_values(1)
 
     @nested
     def add_values(queries: Queries, vectors: int) -> None:
         """A tile's values, weighted, to the sums of any number of queries."""
         places = queries.tile + _PLACES
-        for row in range(0, queries.rows, 3):
-            count, total = min(3, queries.rows - row), queries.sums + row * vectors * 64
+        for row in range(0, queries.rows, byte_values.MAX_ROWS):
+            count, total = min(byte_values.MAX_ROWS, queries.rows - row), queries.sums + row * vectors * 64
             planes, changes = queries.planes + row * 128, queries.changes + row * 8
             vector = 0
-            while vectors - vector >= 4:
+            while vectors - vector >= WIDE:
                 to = total + vector * 64
                 add_wide(count, planes, changes, places, vector * 64, vectors * 64, to, vectors * 64)
-                vector += 4
+                vector += WIDE
             while vector < vectors:
                 to = total + vector * 64
                 add_narrow(count, planes, changes, places, vector * 64, vectors * 64, to, vectors * 64)

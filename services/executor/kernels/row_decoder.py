@@ -18,8 +18,13 @@ from services.executor.kernels.row_quantize import (
 )
 from services.executor.kernels.team import Words, first_step, next_step
 
-SCRATCH_BYTES: Final = row_linear.SCRATCH_BYTES + row_linear.TOKENS * 4 * (2 * row_linear.PANEL + MIDDLE_BLOCK)
-"""Memory of a thread's own: of the product, gate and up, and a block of the middle."""
+_OWN_BYTES: Final = row_linear.TOKENS * 4 * (2 * row_linear.PANEL + MIDDLE_BLOCK)
+
+
+def scratch_bytes(widest: int) -> int:
+    """Memory of a thread's own, where the widest product reads so many columns: gate and up, a block of the middle, and
+    what the product needs."""
+    return _OWN_BYTES + row_linear.scratch_bytes(-(-widest // row_linear.COLUMNS))
 
 
 @nested
@@ -107,8 +112,7 @@ def _gate_and_up_of(first: int, count: int, block: int, weight: Any, shape: Shap
     u = plain(work.ints.ctypes.data) + first * hidden_runs * 64
     steps = plain(work.steps.ctypes.data) + first * 4
     panel_bytes = 256 + 2048 * hidden_runs
-    products = scratch + 8192
-    middle = products + 32 * 256
+    products, middle = scratch, scratch + 32 * 256
     for group in range(num_groups):
         for part in range(2):
             panel, at = 8 * block + 2 * group + part, products + part * 128
@@ -125,7 +129,7 @@ def _gate_and_up_of(first: int, count: int, block: int, weight: Any, shape: Shap
                 plain(256),
                 count,
                 shape.has_tiles,
-                scratch,
+                scratch + _OWN_BYTES,
             )
             if weight.bias:
                 for token in range(count):

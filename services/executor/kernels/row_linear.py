@@ -17,6 +17,7 @@ missing to 64 are zeros, so the bytes of activations there may be anything.
 """
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from services.executor.kernels import tiles
 from services.executor.kernels.jit import nested
-from services.executor.kernels.vectors import Vectors, kernel_part
+from services.executor.kernels.vectors import BY_SHORTS, Vectors, dot_instruction, kernel_part
 
 PANEL: Final = 32
 """Rows of a weight that are computed together."""
@@ -34,17 +35,20 @@ COLUMNS: Final = tiles.COLUMNS
 TOKENS: Final = 2 * tiles.TOKENS
 """Tokens that are computed together by tiles: their bytes are read for whole tiles, so behind the last token of an
 array of them there is room for more."""
-SCRATCH_BYTES: Final = 2 * TOKENS * PANEL * 4
-"""Memory that a thread needs for itself: sums and totals."""
 
 _MAX_TOKENS: Final = 6
-"""Without tiles: 12 sums, 12 totals, weights and a factor fit 32 registers."""
+"""Without tiles. A panel's sums and totals for so many fit the 32 registers of AVX-512; half a panel's sums fit 16."""
 _TILES_FROM: Final = 4
 """Tokens: fewer are multiplied as fast by dots."""
 _FEW: Final = 2
-"""So few tokens that more sums should be under way at once."""
+"""So few tokens that more sums should be under way at once, and that a whole panel's fit any processor."""
+_AHEAD: Final = 2560
+"""How far ahead of the arithmetic the weights are brought near by processors whose own prefetching falls behind."""
 _SCALES_BYTES: Final = 4 * PANEL
 _RUN_BYTES: Final = PANEL * COLUMNS
+_HALF_BYTES: Final = _RUN_BYTES // 2
+_FOUR_BYTES: Final = 64
+_X_RUN_BYTES: Final = 2 * COLUMNS if BY_SHORTS else COLUMNS
 
 Bytes = npt.NDArray[np.int8]
 
@@ -67,6 +71,11 @@ class Blocks:
     def panel_bytes(self) -> int:
         """What a panel takes."""
         return _SCALES_BYTES * (1 + self.num_blocks) + _RUN_BYTES * self.num_runs
+
+
+def scratch_bytes(num_runs: int) -> int:
+    """Memory that a thread needs for itself, for so many runs or fewer: sums and totals, or 16-bit integers."""
+    return max(2 * TOKENS * PANEL * 4, _MAX_TOKENS * _X_RUN_BYTES * num_runs)
 
 
 def blocks_of(columns: int, block: int) -> Blocks:
@@ -119,35 +128,40 @@ def _product_of_few(
     out: Any,
     out_stride: Any,
 ) -> None:
-    """One panel for 1 to _MAX_TOKENS tokens, as `row_product` says."""
+    """One panel for 1 to _MAX_TOKENS tokens, as `row_product` says; `x` as `_widen` leaves it where that is needed."""
 
     def spell(count: int) -> None:
-        tokens, halves = range(count), range(2)
-        zeros = [v.zeros() for _ in tokens for _ in halves]
+        has_room = count <= _FEW or dot_instruction() == "avx512-vnni"
+        for halves in [(0, 1)] if has_room else [(0,), (1,)]:
+            spell_halves(count, halves)
+
+    def spell_halves(count: int, halves: tuple[int, ...]) -> None:
+        places = list(itertools.product(range(count), halves))
+        zeros = [v.zeros() for _ in places]
         with v.loop(_num_blocks(v, num_runs, runs_per_block), v.add(panel, _SCALES_BYTES), *zeros) as blocks:
             block, *totals = blocks.carried
             first = v.mul(blocks.index, runs_per_block)
             size = v.smaller(runs_per_block, v.sub(num_runs, first))
-            at = [v.add(x, v.mul(x_stride, token), v.mul(first, COLUMNS)) for token in tokens]
-            sums = _exact_sums(v, at, block, size)
+            at = [v.add(x, v.mul(x_stride, token), v.mul(first, _X_RUN_BYTES)) for token in range(count)]
+            sums = _exact_sums(v, at, block, size, halves)
             added = []
-            for token in tokens:
+            for (token, _), total, exact in zip(places, totals, sums, strict=True):
                 step = v.load_float(v.add(steps, v.mul(steps_stride, token), v.mul(blocks.index, 4)))
-                added += [v.fma(v.to_floats(sums[2 * token + half]), step, totals[2 * token + half]) for half in halves]
+                added.append(v.fma(v.to_floats(exact), step, total))
             blocks.carry(v.add(block, _SCALES_BYTES, v.mul(size, _RUN_BYTES)), *added)
-        for token in tokens:
-            for half in halves:
-                total = v.product(blocks.results[1 + 2 * token + half], v.load_floats(panel, 64 * half))
-                v.store(total, v.add(out, v.mul(out_stride, token)), 64 * half)
+        for (token, half), total in zip(places, blocks.results[1:], strict=True):
+            v.store(v.product(total, v.load_floats(panel, 64 * half)), v.add(out, v.mul(out_stride, token)), 64 * half)
 
     v.choose(num_tokens, range(1, _MAX_TOKENS + 1), spell)
 
 
-def _exact_sums(v: Vectors, x_at: list[Any], block: Any, num_runs: Any) -> list[Any]:
-    """Of one block: for each token two vectors."""
-    starts = [v.load_ints(block, 64 * half) for half in range(2)]
+def _exact_sums(v: Vectors, x_at: list[Any], block: Any, num_runs: Any, halves: tuple[int, ...]) -> list[Any]:
+    """Of one block: for each token, a vector for each half."""
+    if BY_SHORTS:
+        return _sums_by_shorts(v, x_at, block, num_runs, halves)
+    starts = [v.load_ints(block, 64 * half) for half in halves]
     num_ways = 2 if len(x_at) <= _FEW else 1
-    first_way = [starts[half] for _ in x_at for half in range(2)]
+    first_way = [start for _ in x_at for start in starts]
     others = [v.int_zeros() for _ in range((num_ways - 1) * len(first_way))]
     with v.loop(num_runs, *first_way, *others) as loop:
         sums = list(loop.carried)
@@ -155,15 +169,49 @@ def _exact_sums(v: Vectors, x_at: list[Any], block: Any, num_runs: Any) -> list[
         rows = [v.add(at, v.mul(loop.index, COLUMNS)) for at in x_at]
         for four in range(COLUMNS // 4):
             way = four % num_ways * len(first_way)
-            weights = [v.load_bytes(run, 64 * four + _RUN_BYTES // 2 * half) for half in range(2)]
+            weights = [v.load_bytes(run, _FOUR_BYTES * four + _HALF_BYTES * half) for half in halves]
             for token, row in enumerate(rows):
                 bytes_of_x = v.load_four_bytes(row, 4 * four)
-                for half in range(2):
-                    place = way + 2 * token + half
-                    sums[place] = v.dot(sums[place], bytes_of_x, weights[half])
+                for number, weight in enumerate(weights):
+                    place = way + token * len(halves) + number
+                    sums[place] = v.dot(sums[place], bytes_of_x, weight)
         loop.carry(*sums)
     found = loop.results
     return [functools.reduce(v.int_sum, found[place :: len(first_way)]) for place in range(len(first_way))]
+
+
+def _sums_by_shorts(v: Vectors, x_at: list[Any], block: Any, num_runs: Any, halves: tuple[int, ...]) -> list[Any]:
+    """As `_exact_sums`. Four columns at a time: with more, more is kept under way than there are registers for."""
+    with v.loop(num_runs, *(v.int_zeros() for _ in x_at for _ in halves)) as runs:
+        run = v.add(block, _SCALES_BYTES, v.mul(runs.index, _RUN_BYTES))
+        rows = [v.add(at, v.mul(runs.index, _X_RUN_BYTES)) for at in x_at]
+        with v.loop(v.int64(COLUMNS // 4), *runs.carried) as fours:
+            sums, four = list(fours.carried), v.add(run, v.mul(fours.index, _FOUR_BYTES))
+            for half in halves:
+                v.prefetch(four, _FOUR_BYTES, _AHEAD + _HALF_BYTES * half)
+            weights = [v.shorts_of_signed(v.load_bytes(four, _HALF_BYTES * half)) for half in halves]
+            for odd in range(2):
+                for token, row in enumerate(rows):
+                    two_of_x = v.load_two_shorts(v.add(row, v.mul(fours.index, 8)), 4 * odd)
+                    for number, shorts in enumerate(weights):
+                        place = token * len(halves) + number
+                        sums[place] = v.dot_shorts(sums[place], shorts[odd], two_of_x)
+            fours.carry(*sums)
+        runs.carry(*fours.results)
+    return list(runs.results)
+
+
+@kernel_part
+def _widen(v: Vectors, num_tokens: Any, x: Any, x_stride: Any, num_runs: Any, out: Any) -> None:
+    """Bytes of activations, less 128, as 16-bit integers: of each four columns the even ones, then the odd ones."""
+    with v.loop(num_tokens) as tokens:
+        source = v.add(x, v.mul(tokens.index, x_stride))
+        target = v.add(out, v.mul(tokens.index, v.mul(num_runs, _X_RUN_BYTES)))
+        with v.loop(num_runs) as loop:
+            even, odd = v.shorts_of_unsigned(v.load_bytes(v.add(source, v.mul(loop.index, COLUMNS))))
+            fours = v.in_turn(v.less(even, 128), v.less(odd, 128))
+            for half, shorts in enumerate(fours):
+                v.store(shorts, v.add(target, v.mul(loop.index, _X_RUN_BYTES)), 64 * half)
 
 
 def _num_blocks(v: Vectors, num_runs: Any, runs_per_block: Any) -> Any:
@@ -250,8 +298,8 @@ def row_product(
     """For kernels: one panel for any number of tokens.
 
     `x` are the bytes of the tokens and `steps` their blocks' steps, rows `…_stride` bytes apart; `panel` is the panel's
-    address; `out` gets 32 floats a token. `scratch` is SCRATCH_BYTES of the thread's own, needed with tiles, which the
-    thread has begun to use.
+    address; `out` gets 32 floats a token. `scratch` is `scratch_bytes` of the thread's own; a thread has begun to use
+    tiles where there are any.
     """
     if has_tiles and num_tokens >= _TILES_FROM:
         for first in range(0, num_tokens, 32):
@@ -271,12 +319,16 @@ def row_product(
                 scratch,
             )
         return
-    num_parts = (num_tokens + 5) // 6
+    num_parts = (num_tokens + _MAX_TOKENS - 1) // _MAX_TOKENS
     done = 0
     for part in range(num_parts):
         count = (num_tokens - done + num_parts - part - 1) // (num_parts - part)  # as even as can be
         x_at, steps_at, out_at = x + done * x_stride, steps + done * steps_stride, out + done * out_stride
+        stride = x_stride
+        if BY_SHORTS:
+            _widen(count, x_at, x_stride, num_runs, scratch)
+            x_at, stride = scratch, num_runs * _X_RUN_BYTES
         _product_of_few(
-            count, x_at, x_stride, steps_at, steps_stride, panel, num_runs, runs_per_block, out_at, out_stride
+            count, x_at, stride, steps_at, steps_stride, panel, num_runs, runs_per_block, out_at, out_stride
         )
         done += count

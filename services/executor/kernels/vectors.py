@@ -23,9 +23,10 @@ from services.executor.kernels.loops import Loop
 LANES: Final = 16
 """Numbers of 32 bits in a vector: one AVX-512 register, two of AVX2, four of NEON."""
 
-DotInstruction = Literal["avx512-vnni", "avx-vnni", "none"]
+DotInstruction = Literal["avx512-vnni", "avx-vnni", "avx2", "none"]
 
 _I8: Final = ir.IntType(8)
+_I16: Final = ir.IntType(16)
 _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
 _F32: Final = ir.FloatType()
@@ -33,17 +34,26 @@ _F16: Final = ir.HalfType()
 _FLOATS: Final = ir.VectorType(_F32, LANES)
 _INTS: Final = ir.VectorType(_I32, LANES)
 _BYTES: Final = ir.VectorType(_I8, 4 * LANES)
+_SHORTS: Final = ir.VectorType(_I16, 2 * LANES)
+_EIGHT: Final = ir.Constant(_SHORTS, [8] * (2 * LANES))
 
 
 @functools.cache
 def dot_instruction() -> DotInstruction:
-    """The instruction of this processor that adds up products of bytes, four in each lane."""
+    """The instruction of this processor that adds up products of bytes, four in each lane; with AVX2, of 16-bit
+    integers, two in each."""
     features = llvm.get_host_cpu_features()
     if features.get("avx512vnni"):
         return "avx512-vnni"
     if features.get("avxvnni"):
         return "avx-vnni"
+    if features.get("avx2"):
+        return "avx2"
     return "none"
+
+
+BY_SHORTS: Final = dot_instruction() == "avx2"
+"""Whether bytes have to become 16-bit integers before they are multiplied."""
 
 
 def kernel_part(spell: Callable[..., None]) -> Any:
@@ -192,6 +202,12 @@ class Vectors:
         """The lowest byte of each lane."""
         self.store(self.builder.trunc(ints, ir.VectorType(_I8, LANES)), address, offset)
 
+    def store_shorts(self, ints: Any, address: Any, offset: int = 0) -> None:
+        """The lower halves of 16 ints; of each four the even ones first, in the order of `shorts_of_signed`."""
+        shorts = self.builder.trunc(ints, ir.VectorType(_I16, LANES))
+        order = [4 * (lane // 4) + (0, 2, 1, 3)[lane % 4] for lane in range(LANES)]
+        self.store(self.builder.shuffle_vector(shorts, shorts, ir.Constant(_INTS, order)), address, offset)
+
     # Arithmetic on vectors.
 
     def zeros(self) -> Any:
@@ -284,8 +300,47 @@ class Vectors:
                 return self._call("llvm.x86.avx512.vpdpbusd.512", _INTS, sums, *operands)
             case "avx-vnni":
                 return self._dot_in_halves(sums, unsigned, signed)
+            case "avx2":
+                pairs = zip(self.shorts_of_unsigned(unsigned), self.shorts_of_signed(signed), strict=True)
+                return functools.reduce(lambda total, pair: self.dot_shorts(total, *pair), pairs, sums)
             case "none":
                 return self._dot_by_parts(sums, unsigned, signed)
+
+    def shorts_of_unsigned(self, x: Any) -> tuple[Any, Any]:
+        """The 32 even and the 32 odd bytes of 64 as 16-bit integers."""
+        shorts = self.builder.bitcast(x, _SHORTS)
+        return self.builder.and_(shorts, _SHORTS([255] * (2 * LANES))), self.builder.lshr(shorts, _EIGHT)
+
+    def shorts_of_signed(self, x: Any) -> tuple[Any, Any]:
+        """As `shorts_of_unsigned`."""
+        shorts = self.builder.bitcast(x, _SHORTS)
+        return self.builder.ashr(self.builder.shl(shorts, _EIGHT), _EIGHT), self.builder.ashr(shorts, _EIGHT)
+
+    def less(self, shorts: Any, number: int) -> Any:
+        """16-bit integers less a number."""
+        return self.builder.sub(shorts, _SHORTS([number] * (2 * LANES)))
+
+    def in_turn(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Two vectors of shorts as pairs in turn: a pair of x, a pair of y, and so on."""
+        x, y = self.builder.bitcast(x, _INTS), self.builder.bitcast(y, _INTS)
+        halves = ([lane // 2 + first + LANES * (lane % 2) for lane in range(LANES)] for first in (0, LANES // 2))
+        first, second = (self.builder.shuffle_vector(x, y, ir.Constant(_INTS, order)) for order in halves)
+        return first, second
+
+    def load_two_shorts(self, address: Any, offset: int = 0) -> Any:
+        """Two 16-bit integers, repeated 16 times."""
+        return self.builder.bitcast(self.broadcast(self._load(address, offset, _I32)), _SHORTS)
+
+    def dot_shorts(self, sums: Any, x: Any, y: Any) -> Any:
+        """`sums` plus, in each lane, the products of its two 16-bit integers: exact int32. For AVX2."""
+        half = ir.VectorType(_I32, LANES // 2)
+        halves = []
+        for first in (0, LANES):
+            order = ir.Constant(ir.VectorType(_I32, LANES), list(range(first, first + LANES)))
+            parts = [self.builder.shuffle_vector(operand, operand, order) for operand in (x, y)]
+            halves.append(self._call("llvm.x86.avx2.pmadd.wd", half, *parts))
+        products = self.builder.shuffle_vector(*halves, ir.Constant(_INTS, list(range(LANES))))
+        return self.builder.add(sums, products)
 
     def exponential(self, x: Any) -> Any:
         """`exp(x)` of floats that are 0 or less, to 2 units in the last place; below -87 that of -87; of NaN itself.
@@ -342,6 +397,16 @@ class Vectors:
     def four(self, fours: Any, number: int) -> Any:
         """One of the groups that `as_fours` gave."""
         return self.builder.extract_element(fours, self.int32(number))
+
+    def sums_and_differences(self, x: Any, distance: int) -> Any:
+        """Of floats in lanes that lie `distance` apart, 1, 2, 4 or 8: sums in the first of the two, and differences."""
+        partners = ir.Constant(_INTS, [lane ^ distance for lane in range(LANES)])
+        signs = ir.Constant(_FLOATS, [-1.0 if lane & distance else 1.0 for lane in range(LANES)])
+        return self.sum(self.builder.shuffle_vector(x, x, partners), self.product(x, signs))
+
+    def difference(self, x: Any, y: Any) -> Any:
+        """Of floats."""
+        return self.builder.fsub(x, y)
 
     # Reductions of a vector to a scalar, in an order that is fixed.
 

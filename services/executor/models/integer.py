@@ -98,7 +98,7 @@ class IntegerModel:
         )
         self._inputs = _make_inputs(capacity)
         self._work = _make_work(capacity, shape, num_threads, _row_bytes(shape) if in_rows else _group_bytes(shape))
-        arguments = (_load_parts(arrays, config, table), layers, shape, self._inputs, self._work)
+        arguments = (_load_parts(arrays, config, table, cache.kind), layers, shape, self._inputs, self._work)
         self._team = Team(
             _KERNELS[in_rows, cache.kind],
             arguments,
@@ -172,7 +172,7 @@ def _load_layer(layer: Any, arrays: Arrays, number: int) -> None:
             layer[name] = norm.ctypes.data
 
 
-def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable) -> Parts:
+def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable, kind: cached_attention.Kind) -> Parts:
     embedding, head = np.zeros(1, Weight), np.zeros(1, Weight)
     _place(embedding[0], arrays, "embedding", HIDDEN)
     _place(head[0], arrays, "head" if "head" in arrays else "embedding", HIDDEN)
@@ -182,7 +182,9 @@ def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable) -> Part
         norm=np.array(arrays.get("norm", ()), np.float32),
         norm_facts=np.array([1 / config.hidden_size, config.rms_norm_eps], np.float32),
         head_norm_facts=np.array([1 / config.head_dim, config.rms_norm_eps], np.float32),
-        scale=np.array([config.head_dim**-0.5], np.float32),
+        scale=np.array(
+            [config.head_dim**-0.5 / (config.head_dim & -config.head_dim if kind == "int8" else 1)], np.float32
+        ),
         cos=table.cos.numpy(),
         sin=table.sin.numpy(),
     )
@@ -246,7 +248,7 @@ def _row_bytes(shape: Shape) -> _Bytes:
         middle.num_runs * COLUMNS,
         middle.num_blocks,
         TOKENS_OF_TILES,
-        row_decoder.SCRATCH_BYTES,
+        row_decoder.scratch_bytes(COLUMNS * max(widest.num_runs, middle.num_runs)),
     )
 
 

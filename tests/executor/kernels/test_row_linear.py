@@ -9,12 +9,12 @@ from services.executor.kernels.jit import single
 from services.executor.kernels.row_linear import (
     COLUMNS,
     PANEL,
-    SCRATCH_BYTES,
     TOKENS,
     Blocks,
     blocks_of,
     pack_rows,
     row_product,
+    scratch_bytes,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -76,7 +76,7 @@ def multiply(
     u: npt.NDArray[np.uint8], steps: Floats, weight: npt.NDArray[np.uint8], blocks: Blocks, *, has_tiles: bool
 ) -> Floats:
     out = np.full((len(steps), len(weight) * PANEL), np.nan, np.float32)
-    scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+    scratch = np.zeros(scratch_bytes(blocks.num_runs), np.uint8)
     _multiply(
         u.ctypes.data,
         u.shape[1],

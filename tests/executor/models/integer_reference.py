@@ -59,7 +59,8 @@ class GroupReference:
         q, k = self._rotated(q), self._rotated(k)
         steps = torch.ones(v.shape[:2])
         if self._cache == "int8":
-            q, k, v, steps = _heads_as_bytes(q), _heads_as_bytes(k), _heads_as_bytes(v), v.abs().amax(-1) / 127
+            q, k, steps = _heads_as_bytes(_spread(q)), _heads_as_bytes(_spread(k)), v.abs().amax(-1) / 127
+            v = _heads_as_bytes(v)
         group = config.num_heads // config.num_kv_heads
         k, v, steps = (x.repeat_interleave(group, dim=1) for x in (k, v, steps))
         scores = torch.einsum("qhd,khd->hqk", q, k) * head_dim**-0.5
@@ -152,9 +153,17 @@ def _weights_in_16_bits(scores: Tensor, steps: Tensor) -> Tensor:
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     rounded = []
     for of_tile, step in zip(torch.split(weights, 64, -1), torch.split(steps.unsqueeze(1), 64, -1), strict=True):
-        units = (of_tile * step).amax(-1, keepdim=True).clamp(min=1e-300) / 65535
+        units = (of_tile * step).amax(-1, keepdim=True).clamp(min=1e-300) / 32767
         rounded.append(torch.round(of_tile * step / units) * units / step)
     return torch.cat(rounded, dim=-1) / weights.sum(-1, keepdim=True)
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Each head's numbers, in blocks of the largest power of 2 in how many there are, by a Hadamard matrix."""
+    matrix, size = torch.ones(1, 1, dtype=x.dtype), x.shape[-1] & -x.shape[-1]
+    while len(matrix) < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return (x.unflatten(-1, (-1, size)) @ matrix * size**-0.5).flatten(-2)
 
 
 def _heads_as_bytes(x: Tensor) -> Tensor:

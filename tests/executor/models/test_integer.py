@@ -113,7 +113,10 @@ def test_models_of_other_shapes_are_computed_too(shape: dict[str, int], cache: K
     found = logits(load_model(folder, "tiny", replace(INTEGER, kv_dtype=cache)), LONG).double()
     expected = RowReference(folder, cache).logits(LONG)
     error = (found - expected).abs()
-    assert error.median() < 0.01 * expected.std()
+    assert error[:4].median() < 1e-6 * expected.std()
+    # Later a number that lies between two bytes may become either, and then all that follows is a little different: the
+    # reference itself gives 0.005 if it is moved by 1e-7.
+    assert error.median() < 0.015 * expected.std()
     assert error.max() < 0.2 * expected.std()
 
 
