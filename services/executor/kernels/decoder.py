@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple
 from services.executor.kernels import tiles
 from services.executor.kernels.cached_attention import Kind
 from services.executor.kernels.decoder_attention import make_attention
-from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
+from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work, count_logits, count_tokens, long_at
 from services.executor.kernels.jit import nested
-from services.executor.kernels.memory import cycles, plain
+from services.executor.kernels.memory import cycles, load_int64, plain, store_int64
 from services.executor.kernels.quantize import add_row
 from services.executor.kernels.team import Words, barrier, claim, run_length
 
@@ -66,9 +66,9 @@ def _end_phase(team: Words, thread: int, kind: int, work: Work) -> None:
     """Wait for the others, and note how long a phase took, by its place in PHASES."""
     barrier(team)
     if thread == 0:
-        now = cycles()
-        work.spent[kind] += now - work.spent[8]
-        work.spent[8] = now
+        now, place = cycles(), work.spent + 8 * kind
+        store_int64(place, load_int64(place) + now - load_int64(work.ended))
+        store_int64(work.ended, now)
 
 
 def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
@@ -84,10 +84,10 @@ def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
     def take_part(
         team: Words, thread: int, parts: Parts, layers: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
-        num_tokens, delta = inputs.counts[0], plain(work.delta.ctypes.data)
+        num_tokens, delta = count_tokens(inputs), work.delta
         hidden = shape.hidden_groups * 32
         if thread == 0:
-            work.spent[8] = cycles()
+            store_int64(work.ended, cycles())
         if shape.has_tiles:
             tiles.begin(shape.tile_shapes)
         embed(team, 0, parts, shape, inputs, work)
@@ -96,7 +96,7 @@ def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
             layer, phase = layers[number], 1 + 9 * number
             normalize(team, phase, layer.input_norm, number > 0, parts, shape, inputs, work)
             _end_phase(team, thread, plain(_ROWS), work)
-            qkv = plain(work.qkv.ctypes.data)
+            qkv = work.qkv
             multiply(team, phase + 1, thread, layer.qkv, qkv, shape.qkv_width, num_tokens, shape, work)
             _end_phase(team, thread, plain(_QKV), work)
             rotate_and_store(team, phase + 2, parts, layer, shape, inputs, work)
@@ -116,7 +116,7 @@ def make_take_part(kind: Kind, arithmetic: Arithmetic) -> Callable[..., None]:
         phase = 1 + 9 * len(layers)
         gather(team, phase, parts, shape, inputs, work)
         _end_phase(team, thread, plain(_ROWS), work)
-        logits, num_logits = plain(work.logits.ctypes.data), inputs.counts[2]
+        logits, num_logits = work.logits, count_logits(inputs)
         multiply(team, phase + 1, thread, parts.head[0], logits, shape.vocab_size, num_logits, shape, work)
         if shape.has_tiles:
             tiles.end(0)
@@ -132,9 +132,9 @@ def _make_row_phases(arithmetic: Arithmetic) -> tuple[Any, Any, Any, Any]:
     @nested
     def embed(team: Words, phase: int, parts: Parts, shape: Shape, inputs: Inputs, work: Work) -> None:
         row = claim(team, phase)
-        while row < inputs.counts[0]:
-            place = plain(work.residual.ctypes.data) + row * shape.hidden_groups * 128
-            embed_row(parts, shape, inputs.token_ids[row], place)
+        while row < count_tokens(inputs):
+            place = work.residual + row * shape.hidden_groups * 128
+            embed_row(parts, shape, long_at(inputs.token_ids, row), place)
             row = claim(team, phase)
 
     @nested
@@ -142,20 +142,20 @@ def _make_row_phases(arithmetic: Arithmetic) -> tuple[Any, Any, Any, Any]:
         team: Words, phase: int, norm: int, adds: bool, parts: Parts, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
         """Residual plus, if `adds`, what came last; normalized, as bytes."""
-        groups, num_tokens = shape.hidden_groups, inputs.counts[0]
+        groups, num_tokens = shape.hidden_groups, count_tokens(inputs)
         run = run_length(team, num_tokens)
         first = claim(team, phase) * run
         while first < num_tokens:
             for row in range(first, min(first + run, num_tokens)):
-                residual = plain(work.residual.ctypes.data) + row * groups * 128
+                residual = work.residual + row * groups * 128
                 if adds:
-                    add_row(work.delta.ctypes.data + row * groups * 128, residual, groups)
+                    add_row(work.delta + row * groups * 128, residual, groups)
                 normalize_row(residual, norm, parts, shape, work, row)
             first = claim(team, phase) * run
 
     @nested
     def quantize(team: Words, phase: int, shape: Shape, inputs: Inputs, work: Work) -> None:
-        num_tokens = inputs.counts[0]
+        num_tokens = count_tokens(inputs)
         run = run_length(team, num_tokens)
         first = claim(team, phase) * run
         while first < num_tokens:
@@ -168,11 +168,11 @@ def _make_row_phases(arithmetic: Arithmetic) -> tuple[Any, Any, Any, Any]:
         """The rows whose logits are wanted, close together: residual, last addition, final norm, bytes."""
         groups = shape.hidden_groups
         number = claim(team, phase)
-        while number < inputs.counts[2]:
-            row = inputs.logits_rows[number]
-            residual = plain(work.residual.ctypes.data) + row * groups * 128
-            add_row(work.delta.ctypes.data + row * groups * 128, residual, groups)
-            normalize_row(residual, plain(parts.norm.ctypes.data), parts, shape, work, number)
+        while number < count_logits(inputs):
+            row = long_at(inputs.logits_rows, number)
+            residual = work.residual + row * groups * 128
+            add_row(work.delta + row * groups * 128, residual, groups)
+            normalize_row(residual, parts.norm, parts, shape, work, number)
             number = claim(team, phase)
 
     return embed, gather, normalize, quantize
@@ -195,7 +195,7 @@ def _make_product_phases(arithmetic: Arithmetic) -> tuple[Any, Any]:
         work: Work,
     ) -> None:
         """out [tokens, width] = weight · bytes, plus the weight's bias if it has one; `width` is whole panels."""
-        scratch = plain(work.scratch.ctypes.data) + thread * work.scratch.shape[1]
+        scratch = work.scratch + thread * work.scratch_bytes
         num_panels = width // 32
         run = run_length(team, num_panels)
         first = claim(team, phase) * run
@@ -211,7 +211,7 @@ def _make_product_phases(arithmetic: Arithmetic) -> tuple[Any, Any]:
     def gate_and_up(
         team: Words, phase: int, thread: int, weight: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
-        scratch = plain(work.scratch.ctypes.data) + thread * work.scratch.shape[1]
+        scratch = work.scratch + thread * work.scratch_bytes
         pieces = num_pieces(shape)
         run = run_length(team, pieces)
         first = claim(team, phase) * run

@@ -22,21 +22,31 @@ from services.executor.kernels.cached_attention import (
     take_query_float32,
     take_query_int8,
 )
-from services.executor.kernels.decoder_data import Inputs, Parts, Shape, Work
+from services.executor.kernels.decoder_data import (
+    Inputs,
+    Parts,
+    Shape,
+    Work,
+    count_pieces,
+    count_tokens,
+    long_at,
+    member_at,
+    piece_at,
+)
 from services.executor.kernels.decoder_look import Keys, Queries, make_layout, make_look, place_queries
-from services.executor.kernels.jit import Floats, nested
-from services.executor.kernels.memory import load_float, plain, store_float
+from services.executor.kernels.jit import nested
+from services.executor.kernels.memory import load_float, store_float
 from services.executor.kernels.team import Words, claim, num_threads, run_length
 
 
 @nested
-def _normalize_head(x: int, weight: int, head_dim: int, facts: Floats) -> None:
+def _normalize_head(x: int, weight: int, head_dim: int, facts: int) -> None:
     """RMS norm of one head in place: the squares in order."""
     total = np.float32(0)
     for i in range(head_dim):
         number = load_float(x + 4 * i)
         total += number * number
-    factor = np.float32(1) / np.sqrt(total * facts[0] + facts[1])
+    factor = np.float32(1) / np.sqrt(total * load_float(facts) + load_float(facts + 4))
     for i in range(head_dim):
         store_float(x + 4 * i, load_float(x + 4 * i) * factor * load_float(weight + 4 * i))
 
@@ -56,8 +66,8 @@ def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inpu
     """Norms, where the family has them, and rotary embedding of one token's q and k; before bytes, their spreading."""
     vectors = shape.head_dim // 16
     half = shape.head_dim // 2
-    cos = parts.cos.ctypes.data + inputs.positions[row] * half * 4
-    sin = parts.sin.ctypes.data + inputs.positions[row] * half * 4
+    cos = parts.cos + long_at(inputs.positions, row) * half * 4
+    sin = parts.sin + long_at(inputs.positions, row) * half * 4
     for head in range(shape.num_heads + shape.num_kv_heads):
         at = x + head * shape.head_dim * 4
         if layer.q_norm:
@@ -86,14 +96,14 @@ def _make_rotate_and_store(kind: Kind, record_of: Any, values_offset: Any) -> An
     def rotate_and_store(
         team: Words, phase: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, work: Work
     ) -> None:
-        head_bytes, num_tokens = shape.head_dim * 4, inputs.counts[0]
+        head_bytes, num_tokens = shape.head_dim * 4, count_tokens(inputs)
         run = run_length(team, num_tokens)
         first = claim(team, phase) * run
         while first < num_tokens:
             for row in range(first, min(first + run, num_tokens)):
-                x = work.qkv.ctypes.data + row * shape.qkv_width * 4
+                x = work.qkv + row * shape.qkv_width * 4
                 _turn(x, row, parts, layer, shape, inputs, is_spread)
-                slot = inputs.slot_mapping[row]
+                slot = long_at(inputs.slot_mapping, row)
                 block, offset = slot // shape.block_size, slot % shape.block_size
                 for head in range(shape.num_kv_heads):
                     record = record_of(layer, shape, block, head, offset)
@@ -114,10 +124,10 @@ def _make_take_queries(kind: Kind) -> Any:
         """The queries of a sequence from row `first` of the batch on, as `score` wants them, that saw nothing yet."""
         group, head_bytes = shape.num_heads // shape.num_kv_heads, shape.head_dim * 4
         for row in range(queries.rows):
-            query = work.qkv.ctypes.data + (first + row // group) * shape.qkv_width * 4
+            query = work.qkv + (first + row // group) * shape.qkv_width * 4
             query += (head * group + row % group) * head_bytes
             at, facts = queries.taken + row * shape.head_dim * item, queries.facts + row * 8
-            take_query(query, shape.head_dim // 16, parts.scale.ctypes.data, at, facts)
+            take_query(query, shape.head_dim // 16, parts.scale, at, facts)
             store_float(queries.states + row * 8, -np.float32(np.inf))
             store_float(queries.states + row * 8 + 4, np.float32(0))
             for i in range(shape.head_dim):
@@ -145,27 +155,29 @@ def _rows_of(queries: Queries, first: int, rows: int, head_dim: int, item: int) 
 @nested
 def _first_keys(number: int, shape: Shape, inputs: Inputs) -> Keys:
     """What piece `number`, counted over all kv heads, looks at first; nothing if there is no such piece."""
-    if number >= inputs.counts[1] * shape.num_kv_heads:
+    if number >= count_pieces(inputs) * shape.num_kv_heads:
         return Keys(0, 0, 0, 0)
-    first_member, _, shared = inputs.pieces[number // shape.num_kv_heads]
-    sequence, _, count, position = inputs.members[first_member]
+    first_member, _, shared = piece_at(inputs, number // shape.num_kv_heads)
+    sequence, _, count, position = member_at(inputs, first_member)
     end = shared if shared > 0 else position + count
-    return Keys(plain(sequence), number % shape.num_kv_heads, 0, plain(end))
+    return Keys(sequence, number % shape.num_kv_heads, 0, end)
 
 
 @nested
 def _own_keys(number: int, head: int, shared: int, inputs: Inputs) -> Keys:
     """What a member looks at by itself."""
-    sequence, _, count, position = inputs.members[number]
-    return Keys(plain(sequence), head, plain(shared), plain(position + count))
+    sequence, _, count, position = member_at(inputs, number)
+    return Keys(sequence, head, shared, position + count)
 
 
 @nested
 def _num_rows(piece: int, group: int, inputs: Inputs) -> int:
     """Queries of a piece, of all heads of a group."""
     rows = 0
-    for number in range(inputs.pieces[piece, 0], inputs.pieces[piece, 1]):
-        rows += inputs.members[number, 2] * group
+    first_member, end_member, _ = piece_at(inputs, piece)
+    for number in range(first_member, end_member):
+        _, _, count, _ = member_at(inputs, number)
+        rows += count * group
     return rows
 
 
@@ -179,7 +191,7 @@ def _make_attend(kind: Kind, values_offset: Any) -> Any:
         group, head_bytes = shape.num_heads // shape.num_kv_heads, shape.head_dim * 4
         for row in range(queries.rows):
             out = (first + row // group) * shape.num_heads + head * group + row % group
-            out = work.attended.ctypes.data + out * head_bytes
+            out = work.attended + out * head_bytes
             divide_row(queries.sums + row * head_bytes, shape.head_dim // 16, queries.states + row * 8, out)
 
     @nested
@@ -196,25 +208,26 @@ def _make_attend(kind: Kind, values_offset: Any) -> Any:
     ) -> None:
         """First what all members begin with, for all at once; then each member's own."""
         group, row = shape.num_heads // shape.num_kv_heads, 0
-        first_member, end_member, shared = inputs.pieces[piece]
+        first_member, end_member, shared = piece_at(inputs, piece)
         for number in range(first_member, end_member):
-            _, first, count, _ = inputs.members[number]
+            _, first, count, _ = member_at(inputs, number)
             own = _rows_of(queries, row, count * group, shape.head_dim, item)
             take_queries(own, first, head, parts, shape, work)
             row += count * group
         if shared > 0:
-            keys = Keys(plain(inputs.members[first_member, 0]), head, 0, plain(shared))
+            sequence, _, _, _ = member_at(inputs, first_member)
+            keys = Keys(sequence, head, 0, shared)
             its_own = _own_keys(first_member, head, shared, inputs)
-            look(queries, keys, its_own, following, plain(shared), queries.rows, layer, shape, inputs)
+            look(queries, keys, its_own, following, shared, queries.rows, layer, shape, inputs)
         row = 0
         for number in range(first_member, end_member):
-            _, first, count, position = inputs.members[number]
+            _, first, count, position = member_at(inputs, number)
             own = _rows_of(queries, row, count * group, shape.head_dim, item)
             later = following
             if number + 1 < end_member:
                 later = _own_keys(number + 1, head, shared, inputs)
             keys = _own_keys(number, head, shared, inputs)
-            look(own, keys, later, following, plain(position) + 1, group, layer, shape, inputs)
+            look(own, keys, later, following, position + 1, group, layer, shape, inputs)
             finish(own, first, head, shape, work)
             row += count * group
 
@@ -227,7 +240,7 @@ def _make_attend(kind: Kind, values_offset: Any) -> Any:
         A thread takes a piece's kv heads one after the other if there are pieces enough for all, since a block's heads
         lie side by side.
         """
-        group, kv_heads, num_pieces = shape.num_heads // shape.num_kv_heads, shape.num_kv_heads, inputs.counts[1]
+        group, kv_heads, num_pieces = shape.num_heads // shape.num_kv_heads, shape.num_kv_heads, count_pieces(inputs)
         run = kv_heads if num_pieces >= 4 * num_threads(team) else 1
         number = claim(team, phase) * run
         end = number + run
@@ -237,7 +250,7 @@ def _make_attend(kind: Kind, values_offset: Any) -> Any:
                 following = claim(team, phase) * run
                 end = following + run
             rows = _num_rows(number // kv_heads, group, inputs)
-            memory = work.scratch.ctypes.data + thread * work.scratch.shape[1]
+            memory = work.scratch + thread * work.scratch_bytes
             queries = place_queries(rows, memory, shape.head_dim)
             later = _first_keys(following, shape, inputs)
             attend_piece(queries, number // kv_heads, number % kv_heads, later, parts, layer, shape, inputs, work)

@@ -3,9 +3,9 @@
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from services.executor.kernels.jit import Floats, Ints, Longs
+from services.executor.kernels.jit import nested
+from services.executor.kernels.memory import load_int64
 
 HIDDEN: Final = 0
 ATTENDED: Final = 1
@@ -62,52 +62,98 @@ class Parts(NamedTuple):
     """[1] Weight."""
     head: Any
     """[1] Weight."""
-    norm: Floats
-    """[hidden]."""
-    norm_facts: Floats
+    norm: int
+    """Address of [hidden] float32, as are those that follow."""
+    norm_facts: int
     """1 / hidden, and eps."""
-    head_norm_facts: Floats
+    head_norm_facts: int
     """1 / head_dim, and eps."""
-    scale: Floats
+    scale: int
     """[1]: what scores are multiplied by."""
-    cos: Floats
+    cos: int
     """[positions, head_dim / 2]."""
-    sin: Floats
+    sin: int
     """[positions, head_dim / 2]."""
 
 
 class Inputs(NamedTuple):
-    """A step's batch, in arrays large enough for any."""
+    """A step's batch: addresses of 64-bit integers, with room for any."""
 
-    counts: Longs
+    counts: int
     """Tokens, pieces of attention for each kv head, rows of logits."""
-    token_ids: Longs
-    positions: Longs
-    slot_mapping: Longs
-    members: Ints
+    token_ids: int
+    positions: int
+    slot_mapping: int
+    members: int
     """[members, 4]: sequence, first query, number of queries, position of the first query."""
-    pieces: Ints
+    pieces: int
     """[pieces, 3]: first member, the one after the last, how many tokens all of them begin with."""
-    records: Longs
-    """[sequences, records]: where each 16 tokens of a sequence begin, for the first kv head, from the beginning of a
-    layer's cache."""
-    logits_rows: Longs
+    records: int
+    """[sequences, records_per_sequence]: where each 16 tokens of a sequence begin, for the first kv head, from the
+    beginning of a layer's cache."""
+    records_per_sequence: int
+    logits_rows: int
+
+
+@nested
+def count_tokens(inputs: Inputs) -> Any:
+    """Of the batch."""
+    return load_int64(inputs.counts)
+
+
+@nested
+def count_pieces(inputs: Inputs) -> Any:
+    """Of attention, for each kv head."""
+    return load_int64(inputs.counts + 8)
+
+
+@nested
+def count_logits(inputs: Inputs) -> Any:
+    """Rows of logits that are asked for."""
+    return load_int64(inputs.counts + 16)
+
+
+@nested
+def long_at(address: int, index: int) -> Any:
+    """One of several 64-bit integers."""
+    return load_int64(address + 8 * index)
+
+
+@nested
+def piece_at(inputs: Inputs, number: int) -> tuple[int, int, int]:
+    """Its first member, the one after its last, and how many tokens all of them begin with."""
+    at = 3 * number
+    return long_at(inputs.pieces, at), long_at(inputs.pieces, at + 1), long_at(inputs.pieces, at + 2)
+
+
+@nested
+def member_at(inputs: Inputs, number: int) -> tuple[int, int, int, int]:
+    """Its sequence, its first query, the number of its queries, and the position of the first."""
+    at, members = 4 * number, inputs.members
+    return long_at(members, at), long_at(members, at + 1), long_at(members, at + 2), long_at(members, at + 3)
 
 
 class Work(NamedTuple):
-    """What lies between the phases, a row a token."""
+    """What lies between the phases: addresses of float32, or of bytes, in a row for each token.
 
-    residual: Floats
-    delta: Floats
+    Addresses, because an array is many numbers, which every function that is compiled would pass on to the next.
+    """
+
+    residual: int
+    delta: int
     """What the last product adds to the residual."""
-    qkv: Floats
-    attended: Floats
-    ints: npt.NDArray[np.int8]
-    steps: Floats
-    middle_ints: npt.NDArray[np.int8]
-    middle_steps: Floats
-    logits: Floats
-    scratch: npt.NDArray[np.uint8]
-    """[threads, bytes]."""
-    spent: Longs
-    """[len(PHASES) + 1]: cycles that phases of each kind have taken, waiting included; then when the last one ended."""
+    qkv: int
+    attended: int
+    ints: int
+    steps: int
+    middle_ints: int
+    middle_steps: int
+    logits: int
+    scratch: int
+    """A thread's memory after the other's."""
+    scratch_bytes: int
+    """Of one thread."""
+    spent: int
+    """[len(PHASES)] 64-bit integers: cycles that phases of each kind have taken, waiting included."""
+    ended: int
+    """A 64-bit integer: when the last phase ended."""

@@ -23,7 +23,7 @@ from services.executor.kernels.cached_attention import (
     prefetch_line,
     weigh,
 )
-from services.executor.kernels.decoder_data import Inputs, Shape
+from services.executor.kernels.decoder_data import Inputs, Shape, long_at
 from services.executor.kernels.jit import nested
 from services.executor.kernels.memory import store_int64
 
@@ -117,7 +117,9 @@ def _make_record_at(values_offset: Any) -> Any:
     def record_at(keys: Keys, start: int, layer: Any, shape: Shape, inputs: Inputs) -> Any:
         """The record of the tokens from `start` on."""
         of_head = keys.head * (shape.block_size // 16) * 2 * values_offset(shape)
-        return layer.cache + inputs.records[keys.sequence, start // 16] + of_head
+        return (
+            layer.cache + long_at(inputs.records, keys.sequence * inputs.records_per_sequence + start // 16) + of_head
+        )
 
     return record_at
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from services.executor.kernels.decoder import Arithmetic, make_take_part
-from services.executor.kernels.decoder_data import ATTENDED, MIDDLE, Inputs, Parts, Shape, Work
+from services.executor.kernels.decoder_data import ATTENDED, MIDDLE, Inputs, Parts, Shape, Work, count_tokens
 from services.executor.kernels.grouped_linear import panel_for, panel_product, unpack_row
 from services.executor.kernels.jit import nested, single
 from services.executor.kernels.quantize import add_row, normalize_row, quantize_row, silu_mul_group
@@ -19,15 +19,15 @@ def _embed(parts: Parts, shape: Shape, token: int, place: int) -> None:
 @nested
 def _normalize(residual: int, norm: int, parts: Parts, shape: Shape, work: Work, row: int) -> None:
     groups = shape.hidden_groups
-    ints, steps = work.ints.ctypes.data + row * groups * 32, work.steps.ctypes.data + row * groups * 8
-    normalize_row(residual, norm, groups, parts.norm_facts.ctypes.data, ints, steps)
+    ints, steps = work.ints + row * groups * 32, work.steps + row * groups * 8
+    normalize_row(residual, norm, groups, parts.norm_facts, ints, steps)
 
 
 @nested
 def _quantize(shape: Shape, work: Work, row: int) -> None:
     groups = shape.num_heads * shape.head_dim // 32
-    ints, steps = work.ints.ctypes.data + row * groups * 32, work.steps.ctypes.data + row * groups * 8
-    quantize_row(work.attended.ctypes.data + row * groups * 128, groups, ints, steps)
+    ints, steps = work.ints + row * groups * 32, work.steps + row * groups * 8
+    quantize_row(work.attended + row * groups * 128, groups, ints, steps)
 
 
 @nested
@@ -41,11 +41,11 @@ def _multiply(
     work: Work,
     scratch: int,
 ) -> None:
-    groups, ints, steps = shape.hidden_groups, work.ints.ctypes.data, work.steps.ctypes.data
+    groups, ints, steps = shape.hidden_groups, work.ints, work.steps
     if weight.source == ATTENDED:
         groups = shape.num_heads * shape.head_dim // 32
     elif weight.source == MIDDLE:
-        groups, ints, steps = shape.intermediate_groups, work.middle_ints.ctypes.data, work.middle_steps.ctypes.data
+        groups, ints, steps = shape.intermediate_groups, work.middle_ints, work.middle_steps
     for panel in range(panels[0], panels[1]):
         at, bits = panel_for(weight.address, weight.bits, groups, panel, num_tokens, scratch)
         panel_product(ints, steps, at, bits, groups, out + panel * 128, width * 4, num_tokens)
@@ -59,7 +59,7 @@ def _num_pieces(shape: Shape) -> Any:
 @nested
 def _gate_and_up(group: int, weight: Any, shape: Shape, inputs: Inputs, work: Work, scratch: int) -> None:
     """silu(gate) · up as bytes, a group of them for 48 tokens at a time: their numbers stay in the first cache."""
-    hidden_groups, num_tokens = shape.hidden_groups, inputs.counts[0]
+    hidden_groups, num_tokens = shape.hidden_groups, count_tokens(inputs)
     memory = scratch + 48 * 256, scratch + 48 * 256 + hidden_groups * 1280 + 64
     gate, bits = panel_for(weight.address, weight.bits, hidden_groups, 2 * group, num_tokens, memory[0])
     up, _ = panel_for(weight.address, weight.bits, hidden_groups, 2 * group + 1, num_tokens, memory[1])
@@ -74,8 +74,8 @@ def _gate_and_up_of(
 ) -> None:
     """One group of 32 numbers, for `count` tokens from `first` on."""
     groups, hidden_groups = shape.intermediate_groups, shape.hidden_groups
-    ints = work.ints.ctypes.data + first * hidden_groups * 32
-    steps = work.steps.ctypes.data + first * hidden_groups * 8
+    ints = work.ints + first * hidden_groups * 32
+    steps = work.steps + first * hidden_groups * 8
     for part in range(2):
         at = scratch + part * 128
         panel_product(ints, steps, panels[part], bits, hidden_groups, at, 256, count)
@@ -84,8 +84,8 @@ def _gate_and_up_of(
                 add_row(bias + (2 * group + part) * 128, at + token * 256, 1)
     for token in range(count):
         row, gate = first + token, scratch + token * 256
-        middle_ints = work.middle_ints.ctypes.data + row * groups * 32
-        middle_steps = work.middle_steps.ctypes.data + row * groups * 8
+        middle_ints = work.middle_ints + row * groups * 32
+        middle_steps = work.middle_steps + row * groups * 8
         silu_mul_group(gate, gate + 128, group, middle_ints, middle_steps)
 
 

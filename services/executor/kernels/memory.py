@@ -46,6 +46,16 @@ def store_int64(_typing_context: Any, _address: Any, _number: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def load_int64(_typing_context: Any, _address: Any) -> Any:
+    """The 64-bit integer at an address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=8)
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def load_half(_typing_context: Any, _address: Any) -> Any:
     """The float16 at an address, as float32."""
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from services.executor.kernels import row_linear
 from services.executor.kernels.decoder import Arithmetic, make_take_part
-from services.executor.kernels.decoder_data import ATTENDED, MIDDLE, Inputs, Parts, Shape, Work
+from services.executor.kernels.decoder_data import ATTENDED, MIDDLE, Inputs, Parts, Shape, Work, count_tokens
 from services.executor.kernels.jit import nested, single
 from services.executor.kernels.memory import plain
 from services.executor.kernels.quantize import add_row, silu_mul_floats
@@ -41,16 +41,16 @@ def _runs(groups: int) -> Any:
 
 @nested
 def _normalize(residual: int, _norm: int, parts: Parts, shape: Shape, work: Work, row: int) -> None:
-    u = work.ints.ctypes.data + row * _runs(shape.hidden_groups) * 64
-    step = work.steps.ctypes.data + row * 4
-    normalize_whole_row(residual, shape.hidden_groups, parts.norm_facts.ctypes.data, u, step)
+    u = work.ints + row * _runs(shape.hidden_groups) * 64
+    step = work.steps + row * 4
+    normalize_whole_row(residual, shape.hidden_groups, parts.norm_facts, u, step)
 
 
 @nested
 def _quantize(shape: Shape, work: Work, row: int) -> None:
     groups = shape.num_heads * shape.head_dim // 32
-    u, step = work.ints.ctypes.data + row * _runs(groups) * 64, work.steps.ctypes.data + row * 4
-    quantize_block(work.attended.ctypes.data + row * groups * 128, groups, u, step)
+    u, step = work.ints + row * _runs(groups) * 64, work.steps + row * 4
+    quantize_block(work.attended + row * groups * 128, groups, u, step)
 
 
 @nested
@@ -64,13 +64,13 @@ def _multiply(
     work: Work,
     scratch: int,
 ) -> None:
-    runs, u, steps = _runs(shape.hidden_groups), plain(work.ints.ctypes.data), plain(work.steps.ctypes.data)
+    runs, u, steps = _runs(shape.hidden_groups), work.ints, work.steps
     if weight.source == ATTENDED:
         runs = _runs(shape.num_heads * shape.head_dim // 32)
     per_block = runs
     if weight.source == MIDDLE:
-        runs, u = _runs(shape.intermediate_groups), plain(work.middle_ints.ctypes.data)
-        steps = plain(work.middle_steps.ctypes.data)
+        runs, u = _runs(shape.intermediate_groups), work.middle_ints
+        steps = work.middle_steps
         per_block = 2
     num_blocks = (runs + per_block - 1) // per_block
     panel_bytes = 128 * (1 + num_blocks) + 2048 * runs
@@ -100,8 +100,8 @@ def _num_pieces(shape: Shape) -> Any:
 @nested
 def _gate_and_up(block: int, weight: Any, shape: Shape, inputs: Inputs, work: Work, scratch: int) -> None:
     """silu(gate) · up as bytes, a block of them, for as many tokens at a time as tiles take."""
-    for first in range(0, inputs.counts[0], 32):
-        _gate_and_up_of(first, min(32, inputs.counts[0] - first), block, weight, shape, work, scratch)
+    for first in range(0, count_tokens(inputs), 32):
+        _gate_and_up_of(first, min(32, count_tokens(inputs) - first), block, weight, shape, work, scratch)
 
 
 @nested
@@ -109,8 +109,8 @@ def _gate_and_up_of(first: int, count: int, block: int, weight: Any, shape: Shap
     """For `count` tokens from `first` on."""
     hidden_runs, middle_runs, blocks = _runs(shape.hidden_groups), _runs(shape.intermediate_groups), _num_pieces(shape)
     num_groups = min(4, shape.intermediate_groups - 4 * block)
-    u = plain(work.ints.ctypes.data) + first * hidden_runs * 64
-    steps = plain(work.steps.ctypes.data) + first * 4
+    u = work.ints + first * hidden_runs * 64
+    steps = work.steps + first * 4
     panel_bytes = 256 + 2048 * hidden_runs
     products, middle = scratch, scratch + 32 * 256
     for group in range(num_groups):
@@ -139,8 +139,8 @@ def _gate_and_up_of(first: int, count: int, block: int, weight: Any, shape: Shap
             silu_mul_floats(gate, gate + 128, middle + token * 512 + group * 128)
     for token in range(count):
         row = first + token
-        at = work.middle_ints.ctypes.data + row * middle_runs * 64 + block * 128
-        step = work.middle_steps.ctypes.data + (row * blocks + block) * 4
+        at = work.middle_ints + row * middle_runs * 64 + block * 128
+        step = work.middle_steps + (row * blocks + block) * 4
         quantize_block(middle + token * 512, num_groups, at, step)
 
 

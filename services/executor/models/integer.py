@@ -31,6 +31,7 @@ from services.executor.kernels.decoder_data import (
 )
 from services.executor.kernels.decoder_look import MAX_PIECE_ROWS, piece_bytes
 from services.executor.kernels.grouped_linear import PANEL, record_bytes, wide_bytes
+from services.executor.kernels.jit import Longs
 from services.executor.kernels.quantize import GROUP
 from services.executor.kernels.rotary import RotaryTable
 from services.executor.kernels.row_linear import COLUMNS, blocks_of
@@ -96,9 +97,18 @@ class IntegerModel:
             has_tiles=tiles.can_use_tiles(),
             tile_shapes=tiles.SHAPES.ctypes.data,
         )
-        self._inputs = _make_inputs(capacity)
-        self._work = _make_work(capacity, shape, num_threads, _row_bytes(shape) if in_rows else _group_bytes(shape))
-        arguments = (_load_parts(arrays, config, table, cache.kind), layers, shape, self._inputs, self._work)
+        self._batch = _make_batch(capacity)
+        self._constants = _make_constants(arrays, config, table, cache.kind)
+        self._memory = _make_memory(capacity, shape, num_threads, _row_bytes(shape) if in_rows else _group_bytes(shape))
+        work = Work(
+            **{name: part.ctypes.data for name, part in self._memory._asdict().items()},
+            scratch_bytes=self._memory.scratch.shape[1],
+        )
+        inputs = Inputs(
+            **{name: part.ctypes.data for name, part in self._batch._asdict().items()},
+            records_per_sequence=self._batch.records.shape[1],
+        )
+        arguments = (_make_parts(arrays, self._constants), layers, shape, inputs, work)
         self._team = Team(
             _KERNELS[in_rows, cache.kind],
             arguments,
@@ -109,7 +119,7 @@ class IntegerModel:
     def __call__(self, batch: ForwardBatch, kv_cache: RecordCache) -> Tensor:
         """Logits [S, vocabulary] float32 of the batch's `logits_rows`, to be used before the next call."""
         assert kv_cache is self._cache, "the cache is part of what was compiled"
-        inputs = self._inputs
+        inputs = self._batch
         num_tokens, num_logits = len(batch.token_ids), len(batch.logits_rows)
         inputs.token_ids[:num_tokens] = batch.token_ids.numpy()
         inputs.positions[:num_tokens] = batch.positions.numpy()
@@ -119,7 +129,7 @@ class IntegerModel:
         num_pieces = self._cut(batch)
         inputs.counts[:] = num_tokens, num_pieces, num_logits
         self._team.run()
-        return torch.from_numpy(self._work.logits[:num_logits, : self._vocab_size])
+        return torch.from_numpy(self._memory.logits[:num_logits, : self._vocab_size])
 
     @property
     def seconds(self) -> float:
@@ -128,7 +138,7 @@ class IntegerModel:
 
     def take_shares(self) -> dict[str, float]:
         """What share of the time of steps each kind of phase took since this was asked last."""
-        spent = self._work.spent[:-1]
+        spent = self._memory.spent
         shares = dict(zip(PHASES, (spent / max(1, spent.sum())).tolist(), strict=True))
         spent[:] = 0
         return shares
@@ -142,7 +152,7 @@ class IntegerModel:
         each, per_block = cached_attention.record_bytes(self._cache.kind, self._head_dim), self._block_size // TOKENS
         blocks = tables.astype(np.int64) * (self._num_kv_heads * per_block * each)
         records = blocks[:, :, np.newaxis] + np.arange(per_block) * each
-        self._inputs.records[: len(tables), : tables.shape[1] * per_block] = records.reshape(len(tables), -1)
+        self._batch.records[: len(tables), : tables.shape[1] * per_block] = records.reshape(len(tables), -1)
 
     def _cut(self, batch: ForwardBatch) -> int:
         """Cut the attention of a batch into pieces; how many."""
@@ -158,8 +168,8 @@ class IntegerModel:
         pieces = shared_pieces(members, tables, self._block_size, most, self._num_shares)
         number = 0
         for place, (of_piece, num_shared) in enumerate([*pieces, *(([member], 0) for member in alone)]):
-            self._inputs.pieces[place] = number, number + len(of_piece), num_shared
-            self._inputs.members[number : number + len(of_piece)] = np.array(of_piece)
+            self._batch.pieces[place] = number, number + len(of_piece), num_shared
+            self._batch.members[number : number + len(of_piece)] = np.array(of_piece)
             number += len(of_piece)
         return len(pieces) + len(alone)
 
@@ -172,22 +182,27 @@ def _load_layer(layer: Any, arrays: Arrays, number: int) -> None:
             layer[name] = norm.ctypes.data
 
 
-def _load_parts(arrays: Arrays, config: ModelConfig, table: RotaryTable, kind: cached_attention.Kind) -> Parts:
+def _make_constants(
+    arrays: Arrays, config: ModelConfig, table: RotaryTable, kind: cached_attention.Kind
+) -> dict[str, npt.NDArray[Any]]:
+    """What `Parts` has the addresses of."""
+    # Heads that are spread make products as many times as large.
+    spread = config.head_dim & -config.head_dim if kind == "int8" else 1
+    return {
+        "norm": np.array(arrays.get("norm", ()), np.float32),
+        "norm_facts": np.array([1 / config.hidden_size, config.rms_norm_eps], np.float32),
+        "head_norm_facts": np.array([1 / config.head_dim, config.rms_norm_eps], np.float32),
+        "scale": np.array([config.head_dim**-0.5 / spread], np.float32),
+        "cos": table.cos.numpy(),
+        "sin": table.sin.numpy(),
+    }
+
+
+def _make_parts(arrays: Arrays, constants: dict[str, npt.NDArray[Any]]) -> Parts:
     embedding, head = np.zeros(1, Weight), np.zeros(1, Weight)
     _place(embedding[0], arrays, "embedding", HIDDEN)
     _place(head[0], arrays, "head" if "head" in arrays else "embedding", HIDDEN)
-    return Parts(
-        embedding=embedding,
-        head=head,
-        norm=np.array(arrays.get("norm", ()), np.float32),
-        norm_facts=np.array([1 / config.hidden_size, config.rms_norm_eps], np.float32),
-        head_norm_facts=np.array([1 / config.head_dim, config.rms_norm_eps], np.float32),
-        scale=np.array(
-            [config.head_dim**-0.5 / (config.head_dim & -config.head_dim if kind == "int8" else 1)], np.float32
-        ),
-        cos=table.cos.numpy(),
-        sin=table.sin.numpy(),
-    )
+    return Parts(embedding, head, **{name: constant.ctypes.data for name, constant in constants.items()})
 
 
 def _place(place: Any, arrays: Arrays, name: str, source: int) -> None:
@@ -202,16 +217,29 @@ def _whole_panels(rows: int) -> int:
     return -(-rows // PANEL) * PANEL
 
 
-def _make_inputs(capacity: ExecutorCapacity) -> Inputs:
+class _Batch(NamedTuple):
+    """What `Inputs` has the addresses of."""
+
+    counts: Longs
+    token_ids: Longs
+    positions: Longs
+    slot_mapping: Longs
+    members: Longs
+    pieces: Longs
+    records: Longs
+    logits_rows: Longs
+
+
+def _make_batch(capacity: ExecutorCapacity) -> _Batch:
     tokens, sequences = capacity.max_step_tokens, capacity.max_slots
     num_blocks = -(-(capacity.max_model_len + 1) // capacity.block_size)
-    return Inputs(
+    return _Batch(
         counts=np.zeros(3, np.int64),
         token_ids=np.zeros(tokens, np.int64),
         positions=np.zeros(tokens, np.int64),
         slot_mapping=np.zeros(tokens, np.int64),
-        members=np.zeros((tokens, 4), np.int32),
-        pieces=np.zeros((tokens, 3), np.int32),
+        members=np.zeros((tokens, 4), np.int64),
+        pieces=np.zeros((tokens, 3), np.int64),
         records=np.zeros((sequences, num_blocks * (capacity.block_size // TOKENS)), np.int64),
         logits_rows=np.zeros(tokens, np.int64),
     )
@@ -229,6 +257,24 @@ class _Bytes(NamedTuple):
     beyond: int
     """Rows behind the last token that may be read."""
     scratch: int
+
+
+class _Memory(NamedTuple):
+    """What `Work` has the addresses of."""
+
+    residual: npt.NDArray[np.float32]
+    delta: npt.NDArray[np.float32]
+    qkv: npt.NDArray[np.float32]
+    attended: npt.NDArray[np.float32]
+    ints: npt.NDArray[np.int8]
+    steps: npt.NDArray[np.float32]
+    middle_ints: npt.NDArray[np.int8]
+    middle_steps: npt.NDArray[np.float32]
+    logits: npt.NDArray[np.float32]
+    scratch: npt.NDArray[np.uint8]
+    """[threads, bytes]."""
+    spent: Longs
+    ended: Longs
 
 
 def _group_bytes(shape: Shape) -> _Bytes:
@@ -252,12 +298,12 @@ def _row_bytes(shape: Shape) -> _Bytes:
     )
 
 
-def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int, of_format: _Bytes) -> Work:
+def _make_memory(capacity: ExecutorCapacity, shape: Shape, num_threads: int, of_format: _Bytes) -> _Memory:
     tokens, hidden = capacity.max_step_tokens, shape.hidden_groups * GROUP
     read = tokens + of_format.beyond
     attention_rows = max(MAX_PIECE_ROWS, shape.num_heads // shape.num_kv_heads)
     scratch = max(of_format.scratch, piece_bytes(attention_rows, shape.head_dim))
-    return Work(
+    return _Memory(
         residual=_lines((tokens, hidden), np.float32),
         delta=_lines((tokens, hidden), np.float32),
         qkv=_lines((tokens, shape.qkv_width), np.float32),
@@ -268,7 +314,8 @@ def _make_work(capacity: ExecutorCapacity, shape: Shape, num_threads: int, of_fo
         middle_steps=_lines((tokens, of_format.middle_steps), np.float32),
         logits=_lines((min(tokens, capacity.max_slots + capacity.max_step_drafts), shape.vocab_size), np.float32),
         scratch=_lines((num_threads, -(-scratch // _LINE) * _LINE + _LINE), np.uint8),
-        spent=np.zeros(len(PHASES) + 1, np.int64),
+        spent=np.zeros(len(PHASES), np.int64),
+        ended=np.zeros(1, np.int64),
     )
 
 

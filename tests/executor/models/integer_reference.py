@@ -163,7 +163,8 @@ def _spread(x: Tensor) -> Tensor:
     matrix, size = torch.ones(1, 1, dtype=x.dtype), x.shape[-1] & -x.shape[-1]
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return (x.unflatten(-1, (-1, size)) @ matrix * size**-0.5).flatten(-2)
+    blocks: Tensor = x.reshape(*x.shape[:-1], -1, size) @ matrix * size**-0.5
+    return blocks.reshape(x.shape)
 
 
 def _heads_as_bytes(x: Tensor) -> Tensor:

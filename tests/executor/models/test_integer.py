@@ -145,8 +145,8 @@ def test_a_prefix_in_the_cache_gives_the_same_bits(
 def test_numbers_that_are_none_show_in_the_logits_of_their_row(tiny_folder: TinyFolder) -> None:
     loaded = load_model(tiny_folder("llama"), "tiny", INTEGER)
     expected = logits(loaded, TOKENS)
-    loaded.model._work.residual.fill(np.nan)  # type: ignore[attr-defined]
-    loaded.model._work.delta.fill(np.nan)  # type: ignore[attr-defined]
+    loaded.model._memory.residual.fill(np.nan)  # type: ignore[attr-defined]
+    loaded.model._memory.delta.fill(np.nan)  # type: ignore[attr-defined]
     assert torch.equal(logits(loaded, TOKENS), expected)
 
 
