@@ -44,6 +44,11 @@ def record_bytes(kind: Kind, head_dim: int) -> int:
     return 2 * TOKENS * (head_dim + 4) if kind == "int8" else 2 * TOKENS * head_dim * 4
 
 
+def spread_together(head_dim: int) -> int:
+    """How many numbers of a head `spread_head` spreads over each other: the largest power of 2 in it, 256 at most."""
+    return min(head_dim & -head_dim, LANES * _TOGETHER[-1])
+
+
 # Into the cache.
 
 
@@ -62,11 +67,11 @@ def rotate_head(v: Vectors, x: Any, cos: Any, sin: Any, num_vectors: Any) -> Non
 
 @kernel_part
 def spread_head(v: Vectors, x: Any, num_vectors: Any, num_together: Any) -> None:
-    """A Hadamard transform, not scaled, in place: `spread_head(x, D / 16, largest power of 2 in it)`.
+    """A Hadamard transform, not scaled, in place: `spread_head(x, D / 16, spread_together(D) / 16)`.
 
     Keys have a few dimensions with much larger numbers than the rest, and would leave the rest few of a step's levels.
-    Spread over all dimensions, or over each 16 · `num_together`, all are about as large. The products of queries and
-    keys stay the same, but for a factor of as many.
+    Spread over all dimensions, or over each `spread_together`, all are about as large. The products of queries and keys
+    stay the same, but for a factor of as many.
     """
 
     def spell(count: int) -> None:

@@ -63,8 +63,7 @@ def _rotate_short(x: int, cos: int, sin: int, half: int) -> None:
 
 @nested
 def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, is_spread: bool) -> None:
-    """Norms, where the family has them, and rotary embedding of one token's q and k; before bytes, their spreading."""
-    vectors = shape.head_dim // 16
+    """Norms, where the family has them, rotary embedding of one token's q and k, and what is done before bytes."""
     half = shape.head_dim // 2
     cos = parts.cos + long_at(inputs.positions, row) * half * 4
     sin = parts.sin + long_at(inputs.positions, row) * half * 4
@@ -78,7 +77,7 @@ def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inpu
         else:
             _rotate_short(at, cos, sin, half)
         if is_spread:
-            spread_head(at, vectors, vectors & -vectors)
+            spread_head(at, shape.head_dim // 16, shape.spread // 16)
 
 
 def make_attention(kind: Kind) -> tuple[Any, Any]:

@@ -44,6 +44,8 @@ class Shape(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    spread: int
+    """How many numbers of a head are spread over each other before they become bytes."""
     block_size: int
     qkv_width: int
     """Numbers that q, k and v take together, in whole panels."""

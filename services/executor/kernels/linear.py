@@ -10,7 +10,8 @@ row's result changes with the number of rows beside it; here each number is one 
 (`microkernel`).
 
 Measured on 2 cores with AVX-512, all products of one step of a 135M-parameter model, milliseconds here / torch (MKL):
-1 row 19.1 / 20.9, 8 rows 36 / 51, 32 rows 58 / 61, 256 rows 256 / 256.
+1 row 19.1 / 20.9, 8 rows 36 / 51, 32 rows 58 / 61, 256 rows 256 / 256. With AVX2 alone one core multiplies 38 billion
+times a second for 256 rows, MKL 39.
 """
 
 from dataclasses import dataclass

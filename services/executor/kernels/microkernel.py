@@ -1,6 +1,6 @@
 """The inner loop of matrix products, written in LLVM's vector instructions so that its arithmetic is fixed.
 
-`c[m, n] (+)= Σ_k a[m, k] · b[k, n]` for a few rows m and a few vectors of columns n, all kept in registers. Each sum
+`c[m, n] (+)= Σ_k a[m, k] · b[k, n]` for a few rows m and a few vectors of columns n, kept in registers. Each sum
 runs over k from first to last, one fused multiply-add at a time, whatever rows and columns are computed beside it: the
 result for a row has the same bits in a tile of one row and in a tile of six, with any number of threads, and on every
 processor (LLVM splits the vectors where they are wider than the machine's).
@@ -11,6 +11,7 @@ Owns no memory layout: the strides of a, b and c are arguments.
 from collections.abc import Callable
 from typing import Any, Final
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -21,6 +22,10 @@ LANES: Final = 16
 """Numbers in a vector: one AVX-512 register, two of AVX2, four of NEON."""
 ROW_TILE: Final = 6
 """With four vectors of columns: 24 sums, 4 vectors of b and a factor fit the 32 registers of AVX-512."""
+
+_HAS_AVX512: Final = bool(llvm.get_host_cpu_features().get("avx512f"))
+_FIT: Final = 6
+"""Sums of as many vectors that fit other processors' registers: 12 of the 16 of AVX2, 24 of the 32 of NEON."""
 
 Product = Callable[[Floats, int, int, Any, int, int, int, Floats, int, int, int], None]
 
@@ -94,37 +99,62 @@ def _make_microkernel(num_rows: int, num_vectors: int, accumulate: bool, bfloat1
             a, a_stride, b, b_stride, num_k, c, c_stride = arguments
             a_rows = [builder.gep(a, [builder.mul(a_stride, _INT(m))]) for m in range(num_rows)]
             c_rows = [builder.gep(c, [builder.mul(c_stride, _INT(m))]) for m in range(num_rows)]
-            zero = ir.Constant(_VECTOR, [0.0] * LANES)
-            starts = [[_load(builder, row, n) if accumulate else zero for n in range(num_vectors)] for row in c_rows]
-            before, loop, after = builder.block, builder.append_basic_block("k"), builder.append_basic_block("end")
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            k = builder.phi(_INT)
-            k.add_incoming(_INT(0), before)
-            sums = [[builder.phi(_VECTOR) for _ in range(num_vectors)] for _ in range(num_rows)]
-            b_row = builder.gep(b, [builder.mul(k, b_stride)])
-            load = _load_bfloat16 if bfloat16 else _load
-            b_vectors = [load(builder, b_row, n) for n in range(num_vectors)]
-            totals = []
-            for m in range(num_rows):
-                factor = _broadcast(builder, builder.load(builder.gep(a_rows[m], [k])))
-                totals.append([_fma(builder, factor, b_vectors[n], sums[m][n]) for n in range(num_vectors)])
-            for m in range(num_rows):
-                for n in range(num_vectors):
-                    sums[m][n].add_incoming(starts[m][n], before)
-                    sums[m][n].add_incoming(totals[m][n], loop)
-            next_k = builder.add(k, _INT(1))
-            k.add_incoming(next_k, loop)
-            builder.cbranch(builder.icmp_signed("<", next_k, num_k), loop, after)
-            builder.position_at_end(after)
-            for m in range(num_rows):
-                for n in range(num_vectors):
-                    builder.store(totals[m][n], _vector_pointer(builder, c_rows[m], n), align=4)
+            width = _width(num_rows, num_vectors)
+            for first in range(0, num_vectors, width):
+                at_once = range(first, first + width)
+                _multiply(builder, a_rows, b, b_stride, num_k, c_rows, at_once, accumulate, bfloat16)
             return context.get_dummy_value()
 
         return signature, generate
 
     return microkernel
+
+
+def _width(num_rows: int, num_vectors: int) -> int:
+    """How many vectors of columns are computed at once: as many as there are registers for."""
+    if _HAS_AVX512:
+        return num_vectors
+    return max(width for width in range(1, num_vectors + 1) if num_vectors % width == 0 and num_rows * width <= _FIT)
+
+
+def _multiply(
+    builder: Any,
+    a_rows: list[Any],
+    b: Any,
+    b_stride: Any,
+    num_k: Any,
+    c_rows: list[Any],
+    vectors: range,
+    accumulate: bool,
+    bfloat16: bool,
+) -> None:
+    """All rows, for some vectors of columns."""
+    zero = ir.Constant(_VECTOR, [0.0] * LANES)
+    starts = [[_load(builder, row, n) if accumulate else zero for n in vectors] for row in c_rows]
+    before, loop, after = builder.block, builder.append_basic_block("k"), builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k = builder.phi(_INT)
+    k.add_incoming(_INT(0), before)
+    sums = [[builder.phi(_VECTOR) for _ in vectors] for _ in c_rows]
+    b_row = builder.gep(b, [builder.mul(k, b_stride)])
+    load = _load_bfloat16 if bfloat16 else _load
+    b_vectors = [load(builder, b_row, n) for n in vectors]
+    totals = []
+    for row, row_sums in zip(a_rows, sums, strict=True):
+        factor = _broadcast(builder, builder.load(builder.gep(row, [k])))
+        totals.append([_fma(builder, factor, *pair) for pair in zip(b_vectors, row_sums, strict=True)])
+    for row_sums, row_starts, row_totals in zip(sums, starts, totals, strict=True):
+        for phi, start, total in zip(row_sums, row_starts, row_totals, strict=True):
+            phi.add_incoming(start, before)
+            phi.add_incoming(total, loop)
+    next_k = builder.add(k, _INT(1))
+    k.add_incoming(next_k, loop)
+    builder.cbranch(builder.icmp_signed("<", next_k, num_k), loop, after)
+    builder.position_at_end(after)
+    for row, row_totals in zip(c_rows, totals, strict=True):
+        for n, total in zip(vectors, row_totals, strict=True):
+            builder.store(total, _vector_pointer(builder, row, n), align=4)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

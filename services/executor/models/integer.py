@@ -91,6 +91,7 @@ class IntegerModel:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            spread=cached_attention.spread_together(config.head_dim),
             block_size=capacity.block_size,
             qkv_width=_whole_panels((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
             vocab_size=_whole_panels(config.vocab_size),
@@ -186,8 +187,8 @@ def _make_constants(
     arrays: Arrays, config: ModelConfig, table: RotaryTable, kind: cached_attention.Kind
 ) -> dict[str, npt.NDArray[Any]]:
     """What `Parts` has the addresses of."""
-    # Heads that are spread make products as many times as large.
-    spread = config.head_dim & -config.head_dim if kind == "int8" else 1
+    # Heads that are spread have products that are as many times as large.
+    spread = cached_attention.spread_together(config.head_dim) if kind == "int8" else 1
     return {
         "norm": np.array(arrays.get("norm", ()), np.float32),
         "norm_facts": np.array([1 / config.hidden_size, config.rms_norm_eps], np.float32),
