@@ -14,7 +14,8 @@ class ExecutorConfig(Config):
 
     dtype: str = setting(
         "auto",
-        "number format of weights and activations; auto: int8 where the processor multiplies bytes, else float32; "
+        "number format of weights and activations; auto: int8 where the processor multiplies bytes or has AVX2, else "
+        "float32; "
         "stored: groups of 4 or 8 bits as they are in the file",
         choices=("auto", "int8", "int4", "stored", "bfloat16", "float32"),
     )

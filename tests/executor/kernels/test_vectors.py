@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -9,7 +10,8 @@ from services.executor.kernels import vectors
 from services.executor.kernels.jit import single
 from services.executor.kernels.vectors import Vectors, kernel_part
 
-INSTRUCTIONS = ["none", *([] if vectors.dot_instruction() == "none" else [vectors.dot_instruction()])]
+FEATURES = {"none": "", "avx2": "avx2", "avx-vnni": "avxvnni", "avx512-vnni": "avx512vnni"}
+INSTRUCTIONS = [name for name, feature in FEATURES.items() if not feature or llvm.get_host_cpu_features().get(feature)]
 
 
 def compile_dot(monkeypatch: pytest.MonkeyPatch, instruction: str) -> Any:
