@@ -2,9 +2,11 @@
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
+from shared.cli.mesh import ports
 from shared.cli.mesh.ports import check_is_free, free_port, free_ports
 from shared.errors import OperatorError
 
@@ -40,7 +42,29 @@ def test_an_address_of_another_machine_is_said_to_be_wrong() -> None:
 
 
 def test_ports_that_are_taken_together_are_all_different_and_free() -> None:
-    ports = free_ports(32)
-    assert len(set(ports)) == 32
-    for port in ports:
+    found = free_ports(32)
+    assert len(set(found)) == 32
+    for port in found:
+        check_is_free("127.0.0.1", port)
+
+
+def test_no_outgoing_connection_can_take_a_port_before_it_is_listened_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    outgoing = tmp_path / "range"
+    outgoing.write_text("20000\t60999\n")
+    monkeypatch.setattr(ports, "_RANGE", outgoing)
+    assert all(15_000 <= port < 20_000 for port in free_ports(16))
+
+
+@pytest.mark.parametrize("text", ["1024\t65535\n", "", "none"])
+def test_where_all_ports_are_for_outgoing_connections_any_will_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    outgoing = tmp_path / "range"
+    outgoing.write_text(text)
+    monkeypatch.setattr(ports, "_RANGE", outgoing)
+    found = free_ports(16)
+    assert len(set(found)) == 16
+    for port in found:
         check_is_free("127.0.0.1", port)

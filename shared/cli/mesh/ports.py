@@ -2,25 +2,50 @@
 
 import contextlib
 import errno
+import random
 import socket
+from pathlib import Path
+from typing import Final
 
 import psutil
 
 from shared.errors import OperatorError
 
+_LOWEST: Final = 15_000
+_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_USUAL_FIRST: Final = 32_768
+
 
 def free_port() -> int:
     """A port of the loopback that nobody listens on at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports of the loopback, all different, that nobody listens on at this moment."""
+    """So many ports of the loopback, all different, that nobody listens on at this moment.
+
+    They are below those that the system gives to outgoing connections, any of which could have taken one before whoever
+    is to listen on it has started.
+    """
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
+        found: list[int] = []
+        below = range(_LOWEST, _first_outgoing())
+        for port in [*random.SystemRandom().sample(below, min(len(below), 50 * count)), *[0] * count]:
+            if len(found) < count:
+                with contextlib.suppress(OSError):
+                    server = stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                    found.append(server.getsockname()[1])
+    if len(found) < count:
+        raise OperatorError(f"this machine has no {count} free ports left")
+    return found
+
+
+def _first_outgoing() -> int:
+    """The first port that the system takes for outgoing connections."""
+    try:
+        return max(_LOWEST, int(_RANGE.read_text().split()[0]))
+    except (OSError, ValueError, IndexError):  # no Linux
+        return _USUAL_FIRST
 
 
 def check_is_free(host: str, port: int) -> None:
