@@ -1,6 +1,7 @@
 """Where a step's time goes: what is measured, what it is compared with, and how it is printed."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from services.executor.batch import ForwardBatch
+from services.executor.bench import products
 from services.executor.bench.__main__ import main
 from services.executor.bench.products import TorchProducts, products_of, weight_bytes
 from services.executor.bench.reading import PIECE, MemoryReader
@@ -302,8 +304,28 @@ def test_torch_is_given_the_products_of_the_network(tiny_folder: TinyFolder, mon
         return true_product(x, weight, out=out)
 
     monkeypatch.setattr(torch, "_int_mm", count)
+    monkeypatch.setattr(products, "ENOUGH_S", 60.0)
     assert 0 < TorchProducts(config).seconds(9, 2) < 60
     layers, head = products_of(config)
     expected = [*((9, product.columns, product.rows) for product in layers), (2, head.columns, head.rows)]
     assert asked[: len(expected)] == expected
     assert len(asked) % len(expected) == 0
+
+
+def test_where_torch_takes_long_some_of_the_products_stand_for_all(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, now, per_product = load_config(tiny_folder()), 0.0, 0.7 * products.ENOUGH_S
+
+    def take_long(x: Tensor, weight: Tensor, *, out: Tensor) -> Tensor:
+        nonlocal now
+        now += per_product
+        return out
+
+    monkeypatch.setattr(torch, "_int_mm", take_long)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    layers, head = products_of(config)
+    sizes = [*(9 * product.rows * product.columns for product in layers), 2 * head.rows * head.columns]
+    found = TorchProducts(config).seconds(9, 2)
+    assert now == pytest.approx(4 * per_product)  # two products, with weights lying one way and the other
+    assert found == pytest.approx(2 * per_product * sum(sizes) / sum(sizes[:2]))

@@ -16,8 +16,9 @@ _NUM_OF_WHOLE_STEPS = 3
 _LEGEND = """\
 products ms: all matrix products of the step. floor: the time in which as many bytes as the weights have can be read,
 divided by the products' (1.00: few tokens cannot be faster). int_mm: torch._int_mm's time for products of the same
-shapes, divided by theirs (over 1.00: faster than torch). The rest are shares of the step. norms: embedding, norms,
-numbers made bytes; cache: rotary embedding, writing keys and values; Python: slots, batch, inputs, result.
+shapes, divided by theirs (over 1.00: faster than torch); of more than half a second, it is that of some layers, scaled
+up. The rest are shares of the step. norms: embedding, norms, numbers made bytes; cache: rotary embedding, writing keys
+and values; Python: slots, batch, inputs, result.
 What the broker and the other services add: shoal bench mesh."""
 _LEGEND_OF_WHOLE_STEPS = """\
 Steps in this format cannot be taken apart. What the broker and the other services add: shoal bench mesh."""
