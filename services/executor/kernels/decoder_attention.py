@@ -63,7 +63,7 @@ def _rotate_short(x: int, cos: int, sin: int, half: int) -> None:
 
 @nested
 def _turn(x: int, row: int, parts: Parts, layer: Any, shape: Shape, inputs: Inputs, is_spread: bool) -> None:
-    """Norms, where the family has them, rotary embedding of one token's q and k, and what is done before bytes."""
+    """Norms, where the family has them, rotary embedding, and for bytes the spreading, of one token's q and k."""
     half = shape.head_dim // 2
     cos = parts.cos + long_at(inputs.positions, row) * half * 4
     sin = parts.sin + long_at(inputs.positions, row) * half * 4
