@@ -4,8 +4,9 @@ Acts when its mailbox is empty, so that everything that arrived together is in o
 """
 
 import logging
+import math
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from services.scheduler.adoptions import Answers
 from services.scheduler.attachments import Attachment, Attachments
@@ -55,6 +56,10 @@ from shared.usage import UsageOutbox
 
 log = logging.getLogger(__name__)
 
+_HURRY_S: Final = 2.0
+"""After the broker's return, for how long results are missed sooner than usual."""
+_HURRIED_RESEND_AFTER_S: Final = 0.3
+
 
 class SchedulerService(Actor[SchedulerInbound | PinsRead]):
     """Plans the steps of the executors that it holds."""
@@ -81,6 +86,8 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         self._metrics = self._requests.metrics
         self._attachments = Attachments(identity.instance_id)
         self._pins = PinReader(transport, self.post)
+        self._hurries_until = -math.inf
+        transport.on_reconnect(self._hurry)
 
     async def on_start(self) -> None:
         """Hear of all other instances, of requests that gateways look for, and of what is pinned."""
@@ -309,9 +316,16 @@ class SchedulerService(Actor[SchedulerInbound | PinsRead]):
         for beat in self._directory.available(Service.EXECUTOR):  # some may have lost their holder since
             await self._ask_for(beat)
         await self._answer(self._requests.tick(now))
+        patience_s = self._config.resend_after_s
+        if now < self._hurries_until:
+            patience_s = min(patience_s, _HURRIED_RESEND_AFTER_S)
         for attachment in self._attachments:
-            if attachment.unanswered and now - attachment.waiting_since > self._config.resend_after_s:
+            if attachment.unanswered and now - attachment.waiting_since > patience_s:
                 await self._resend(attachment, 0)
+
+    def _hurry(self) -> None:
+        """The broker is back: plans and results may have gone with it, and executors are back in a moment."""
+        self._hurries_until = self.clock.now() + _HURRY_S
 
     def _is_another_scheduler_there(self) -> bool:
         schedulers = self._directory.available(Service.SCHEDULER)

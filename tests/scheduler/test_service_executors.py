@@ -47,6 +47,20 @@ async def test_plans_are_sent_again_when_asked_for_or_when_results_are_late(mesh
     assert [message.plan.step_id for message in mesh.executor.of(RunStep)] == [1, 2, 2, 1, 2]
 
 
+async def test_plans_are_sent_again_soon_after_the_broker_is_back(mesh: Mesh) -> None:
+    await mesh.ready()
+    mesh.executor.is_working = False
+    await mesh.submit("r")
+    await mesh.until(lambda: len(mesh.executor.of(RunStep)) == 2)
+    mesh.transport.reconnect()
+    sent = []
+    for _ in range(12):
+        await mesh.executor.announce(held_by=SCHEDULER)
+        await mesh.pass_time(0.25)
+        sent.append(len(mesh.executor.of(RunStep)))
+    assert sent == [2, 4, 4, 6, 6, 8, 8, 8, 8, 8, 8, 8]  # then no sooner than ever
+
+
 async def test_results_of_another_epoch_are_passed_over(mesh: Mesh) -> None:
     await mesh.ready()
     mesh.executor.is_working = False
