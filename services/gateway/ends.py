@@ -70,7 +70,7 @@ class Ends:
 
     def believe(self, request: OpenRequest) -> None:
         """A cancellation that nobody can confirm is taken for done; its scheduler is told should it come back."""
-        self._handover.leave_behind(request)
+        self._handover.leave_behind(request, goes_on=False)
         self.settle(request, End(Outcome.CANCELLED))
 
     def abandon(self, request: OpenRequest, error: RequestError, now: float) -> list[Outgoing]:

@@ -57,10 +57,10 @@ class Handover:
         self._max_bytes = max_bytes
         self._left_behind = LeftBehind(gateway_id)
 
-    def leave_behind(self, request: OpenRequest) -> None:
+    def leave_behind(self, request: OpenRequest, *, goes_on: bool) -> None:
         """Its scheduler cannot be told what becomes of a request; it will be if it comes back."""
         if request.scheduler_id is not None:
-            self._left_behind.add(request.scheduler_id, request.request_id, request.attempt)
+            self._left_behind.add(request.scheduler_id, request.request_id, request.attempt, goes_on=goes_on)
 
     def came_back(self, scheduler_id: InstanceId) -> list[Outgoing]:
         """What to tell a scheduler that is heard again."""
@@ -68,7 +68,7 @@ class Handover:
 
     def lose(self, request: OpenRequest, now: float) -> list[Outgoing]:
         """Its scheduler does not have a request any more, or cannot be heard: find another one."""
-        self.leave_behind(request)
+        self.leave_behind(request, goes_on=True)
         request.num_losses += 1
         if request.num_losses >= _MAX_LOSSES:
             request.scheduler_id = None

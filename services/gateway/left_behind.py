@@ -19,17 +19,20 @@ class LeftBehind:
 
     def __init__(self, gateway_id: InstanceId) -> None:
         self._gateway_id = gateway_id
-        self._attempts: OrderedDict[tuple[InstanceId, RequestId], int] = OrderedDict()
+        self._attempts: OrderedDict[tuple[InstanceId, RequestId], tuple[int, bool]] = OrderedDict()
 
-    def add(self, scheduler_id: InstanceId, request_id: RequestId, attempt: int) -> None:
-        """An attempt may go on at a scheduler that cannot be told."""
-        self._attempts[scheduler_id, request_id] = attempt
+    def add(self, scheduler_id: InstanceId, request_id: RequestId, attempt: int, *, goes_on: bool) -> None:
+        """An attempt may go on at a scheduler that cannot be told. With `goes_on` the request goes on elsewhere; else a
+        scheduler that still holds this gateway for lost would record an end that is not the request's."""
+        self._attempts[scheduler_id, request_id] = attempt, goes_on
         if len(self._attempts) > _MAX_REMEMBERED:
             self._attempts.popitem(last=False)
 
     def take(self, scheduler_id: InstanceId) -> list[CancelRequest]:
         """What to tell a scheduler that is heard again."""
-        left = [(key, attempt) for key, attempt in self._attempts.items() if key[0] == scheduler_id]
-        for key, _ in left:
-            del self._attempts[key]
-        return [CancelRequest(request_id, self._gateway_id, attempt) for (_, request_id), attempt in left]
+        left = [key for key in self._attempts if key[0] == scheduler_id]
+        told = []
+        for key in left:
+            attempt, goes_on = self._attempts.pop(key)
+            told.append(CancelRequest(key[1], self._gateway_id, attempt, goes_on=goes_on))
+        return told

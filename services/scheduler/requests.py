@@ -166,6 +166,7 @@ class Requests:
 
     def _cancel(self, message: CancelRequest, now: float) -> Answers:
         """Stop a request. One that is still to come will be stopped then; one that goes on elsewhere just vanishes."""
+        self.orphans.found(message.gateway_id)  # whoever writes is alive, and records the end of its requests
         stream = self.delivery.find(message.request_id)
         if stream is None:
             if not self._ended.has(message.request_id, message.attempt):

@@ -96,6 +96,8 @@ class Life(RuleBasedStateMachine):
         """The latest that was submitted."""
         self.homes: dict[RequestId, InstanceId] = dict.fromkeys(IDS, SCHEDULER)
         """Where it was submitted."""
+        self.lost: set[tuple[RequestId, int]] = set()
+        """Attempts whose scheduler was silent, or did not know them."""
         self.streams: dict[RequestId, Stream] = {}
         self.ends: dict[RequestId, int] = {}
         self.cancellations: dict[RequestId, int] = {}
@@ -134,9 +136,10 @@ class Life(RuleBasedStateMachine):
                 assert message.attempt == self.attempts[message.request_id]
 
     def _dismissed(self, message: CancelRequest) -> None:
-        """A scheduler may forget what it keeps: then another one has it, or nobody needs it."""
+        """A scheduler may forget what it keeps: another one has it, or nobody needs it, or it was given up as lost."""
         request = self.table._requests.get(message.request_id)
-        assert request is None or (request.attempt > message.attempt and request.is_taken)
+        was_lost = (message.request_id, message.attempt) in self.lost
+        assert request is None or (request.attempt > message.attempt and (request.is_taken or was_lost))
 
     def _submitted(self, message: SubmitRequest) -> None:
         """A later attempt, or the same one again: with all the output that is here, to a scheduler that is there."""
@@ -169,6 +172,7 @@ class Life(RuleBasedStateMachine):
     @rule(request_id=st.sampled_from(IDS), is_late=st.booleans())
     def deny(self, request_id: RequestId, is_late: bool) -> None:
         attempt = self.attempts[request_id] - is_late
+        self.lost.add((request_id, attempt))
         self._sent(self.table.unknown(RequestUnknown(request_id, self.homes[request_id], attempt), self.now))
 
     @rule(request_id=st.sampled_from(IDS), is_late=st.booleans())
@@ -228,6 +232,7 @@ class Life(RuleBasedStateMachine):
     @rule(which=st.sampled_from(SCHEDULERS))
     def lose_scheduler(self, which: InstanceId) -> None:
         self.schedulers = [scheduler for scheduler in self.schedulers if scheduler != which]
+        self.lost |= {(each, self.attempts[each]) for each, home in self.homes.items() if home == which}
         self._sent(self.table.scheduler_lost(which, self.now))
 
     @rule(which=st.sampled_from(SCHEDULERS))

@@ -103,12 +103,13 @@ def test_log_probabilities_stay_behind_where_they_would_fill_the_message() -> No
 
 def test_a_scheduler_is_told_once_and_only_what_was_left_there() -> None:
     left = LeftBehind(GATEWAY)
-    left.add(SCHEDULER, R, 1)
-    left.add(SCHEDULER, RequestId("req-2"), 4)
-    left.add(InstanceId("scheduler-3"), R, 2)
-    assert left.take(SCHEDULER) == [CancelRequest(R, GATEWAY, 1), CancelRequest(RequestId("req-2"), GATEWAY, 4)]
+    other = RequestId("req-2")
+    left.add(SCHEDULER, R, 1, goes_on=True)
+    left.add(SCHEDULER, other, 4, goes_on=False)
+    left.add(InstanceId("scheduler-3"), R, 2, goes_on=True)
+    assert left.take(SCHEDULER) == [CancelRequest(R, GATEWAY, 1, goes_on=True), CancelRequest(other, GATEWAY, 4)]
     assert left.take(SCHEDULER) == []
-    assert left.take(InstanceId("scheduler-3")) == [CancelRequest(R, GATEWAY, 2)]
+    assert left.take(InstanceId("scheduler-3")) == [CancelRequest(R, GATEWAY, 2, goes_on=True)]
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 12), st.integers(1, 4))

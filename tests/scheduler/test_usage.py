@@ -2,13 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from services.scheduler.usage import UsageRecords
 from shared.codec import Decoder
 from shared.errors import DeadlineExceeded
 from shared.ids import InstanceId, RequestId
-from shared.messages import USAGE_LEDGER, ErrorInfo, Outcome, RequestClosed, Timing, Usage, UsageRecord
+from shared.messages import USAGE_LEDGER, CancelRequest, ErrorInfo, Outcome, RequestClosed, Timing, Usage, UsageRecord
 from shared.transport.memory import MemoryBroker
-from tests.scheduler.harness import PATIENCE_S, PROMPT, Mesh
+from tests.scheduler.harness import GATEWAY, PATIENCE_S, PROMPT, Mesh
 from tests.shared.messages.examples import SUBMISSION
 
 REQUEST, SCHEDULER = RequestId("req-1"), InstanceId("scheduler-1")
@@ -77,6 +79,19 @@ async def test_a_request_that_ended_long_before_its_gateway_was_lost_is_not_said
         await mesh.gateway.announce()
         await mesh.pass_time(1.0)
     await mesh.gateway.announce(is_leaving=True)
+    assert await recorded(mesh) == []
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_what_a_gateway_cancels_that_was_only_silent_is_left_to_it(mesh: Mesh, goes_on: bool) -> None:
+    await begin(mesh, client=b"chat")
+    for _ in range(10):
+        await mesh.executor.announce(held_by=SCHEDULER)
+        await mesh.detokenizer.announce()
+        await mesh.pass_time(0.25)
+    assert mesh.service._requests.orphans.has(GATEWAY)
+    await mesh.gateway.send(CancelRequest(RequestId("r"), GATEWAY, 1, goes_on=goes_on))
+    await mesh.settle()
     assert await recorded(mesh) == []
 
 
