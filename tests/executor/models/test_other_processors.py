@@ -16,6 +16,7 @@ from tests.executor.models.test_integer import LONG, logits
 NEEDS = {"avx-vnni": "avxvnni", "avx2": "avx2"}
 
 
+@pytest.mark.timeout(600)  # kernels may have to be compiled twice
 @pytest.mark.parametrize("weights", ["int8", "stored"])
 @pytest.mark.parametrize("instruction", [*NEEDS])
 def test_a_processor_with_fewer_instructions_gets_the_same_bits(
